@@ -1,0 +1,99 @@
+"""Parameters of the two methods, as a profile states them and a request may override them."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from shared.errors import ConfigError
+
+
+class Aggregation(Enum):
+    """How layer scores become one pruning score (claa.md 1.1)."""
+
+    SUM_MAX = "sum_max"
+    ZSUM_MAX = "zsum_max"
+    ZHEAD_MAX = "zhead_max"
+    RANK_MAX = "rank_max"
+
+
+class KvSelect(Enum):
+    """Which positions the cache of layers m..lp keeps."""
+
+    HEAD = "head"
+    LAYER = "layer"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruningParams:
+    """CLAA's parameters."""
+
+    pruning_layer: int
+    """lp, 0-based: the sequence is pruned on its output."""
+    keep_rate: float = 0.2
+    """r in (0, 1]; 1 keeps all."""
+    aggregation_window: int = 4
+    """n layers, lp-n+1..lp, feed the pruning score."""
+    deferred_layers: int = 4
+    """m: layers 0..m-1 keep their whole KV."""
+    observation_window: int = 8
+    """W last prompt tokens whose queries score the prompt; always kept."""
+    pool_kernel: int = 7
+    """Width of the average pool over positions, odd."""
+    aggregation: Aggregation = Aggregation.RANK_MAX
+    """How layers are combined."""
+    kv_select: KvSelect = KvSelect.SHARED
+    """Positions per KV head, per layer, or one set for layers m..N-1."""
+    min_keep: int = 0
+    """Floor of the kept count, in tokens."""
+    protect_first: bool = True
+    """Token 0 is kept in every set, in place of the lowest-ranked."""
+    bypass_below: int = 0
+    """Prompts shorter than this many tokens are not pruned."""
+
+    def __post_init__(self) -> None:
+        checks = (
+            (0.0 < self.keep_rate <= 1.0, "keep_rate must be in (0, 1]"),
+            (self.pruning_layer >= 0, "pruning_layer must not be negative"),
+            (self.aggregation_window >= 1, "aggregation_window must be at least 1"),
+            (self.deferred_layers >= 0, "deferred_layers must not be negative"),
+            (self.observation_window >= 1, "observation_window must be at least 1"),
+            (self.pool_kernel % 2 == 1 and self.pool_kernel > 0, "pool_kernel must be odd"),
+            (self.min_keep >= 0, "min_keep must not be negative"),
+        )
+        for ok, text in checks:
+            if not ok:
+                raise ConfigError(f"pruning parameters: {text}")
+
+    def kept_count(self, prompt_tokens: int) -> int:
+        """min(L, max(floor(r L), W + 1, min_keep)); no rounding to pages (architecture.md 3.4)."""
+        if self.keep_rate >= 1.0:
+            return prompt_tokens
+        wanted = max(
+            int(prompt_tokens * self.keep_rate), self.observation_window + 1, self.min_keep
+        )
+        return min(prompt_tokens, wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparsityParams:
+    """DELTA's parameters."""
+
+    full_layers: tuple[int, ...]
+    """F, ascending. A layer of F whose successor is not in F is a Δ-layer; the last layer of the model never plans."""
+    page_budget: int = 16
+    """K pages a row and layer, recency included."""
+    recency_pages: int = 4
+    """L last pages, always read."""
+
+    def __post_init__(self) -> None:
+        if not self.full_layers or sorted(set(self.full_layers)) != list(self.full_layers):
+            raise ConfigError("full_layers must be a non-empty ascending list without repeats")
+        if self.full_layers[0] != 0:
+            raise ConfigError("full_layers must begin with layer 0: the first sparse layer needs a Δ-layer before it")
+        if self.recency_pages < 1:
+            raise ConfigError("recency_pages must be at least 1: the last page is always read")
+        if self.page_budget < self.recency_pages + 2:
+            raise ConfigError(
+                f"page_budget {self.page_budget} is below recency_pages + 2 = {self.recency_pages + 2}: "
+                "page 0, the recent pages and one chosen page must fit"
+            )
