@@ -17,8 +17,9 @@ TandemError
 │   └── TransportError         bytes did not arrive
 └── InternalError              our defect
 
-Every error carries the `code` that clients see (`clients.md` vocabulary) and a message of three parts: what happened,
-the likely cause, what to do. `shared.rpc.status` maps the tree to gRPC codes, `gateway.errors` to HTTP statuses.
+Every error carries the `code` that clients see and a message of three parts: what happened,
+the likely cause, what to do. `shared.rpc.status` maps the tree to gRPC codes,
+`gateway.errors` to HTTP statuses.
 """
 
 from typing import ClassVar

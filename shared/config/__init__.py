@@ -1,1 +1,1 @@
-"""Settings: frozen dataclasses filled from flags, environment, file and defaults; the dataclasses live by their owners."""
+"""How settings are filled from flags, environment, file and defaults; owners keep the dataclasses."""

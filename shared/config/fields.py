@@ -1,8 +1,11 @@
-"""What a settings dataclass says about its fields: type, default, docstring; and how text becomes a value."""
+"""What a settings dataclass says about its fields, and how text becomes a value of one."""
+
+# ruff: noqa: ANN401 - a field's declared type is known only at run time
 
 import ast
 import dataclasses
 import inspect
+import itertools
 import textwrap
 import types
 import typing
@@ -33,9 +36,9 @@ class FieldInfo:
 def field_docs(cls: type) -> dict[str, str]:
     """Reads the docstrings under the fields of a dataclass from its source."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    body = typing.cast(ast.ClassDef, tree.body[0]).body
+    body = typing.cast("ast.ClassDef", tree.body[0]).body
     docs: dict[str, str] = {}
-    for statement, following in zip(body, body[1:], strict=False):
+    for statement, following in itertools.pairwise(body):
         if (
             isinstance(statement, ast.AnnAssign)
             and isinstance(statement.target, ast.Name)
@@ -48,7 +51,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def describe(cls: type) -> dict[str, FieldInfo]:
-    """Fields of a settings dataclass in order; each has a default and a docstring, or it is a defect of ours."""
+    """Fields of a settings dataclass in order; each must have a default and a docstring."""
     hints = typing.get_type_hints(cls)
     docs = field_docs(cls)
     infos = {}
@@ -72,7 +75,8 @@ def convert(value: object, *, to: Any, name: str) -> Any:
         return _convert(value, to)
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
-            f"setting {name} cannot be {value!r}: expected {_type_text(to)}; correct the value or leave it out"
+            f"setting {name} cannot be {value!r}: expected {_type_text(to)}; "
+            "correct the value or leave it out"
         ) from None
 
 
@@ -138,6 +142,10 @@ def _type_text(to: Any) -> str:
         return "one of " + ", ".join(str(member.value) for member in to)
     if typing.get_origin(to) is tuple:
         return "a comma-separated list"
-    return {bool: "true or false", int: "a whole number", float: "a number", Path: "a path", str: "text"}.get(
-        to, str(to)
-    )
+    return {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        Path: "a path",
+        str: "text",
+    }.get(to, str(to))

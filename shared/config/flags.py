@@ -1,4 +1,4 @@
-"""Command-line flags made from a settings dataclass, so that flags, environment and file cannot drift apart."""
+"""Command-line flags made from a settings dataclass, so that flags and settings cannot drift."""
 
 import argparse
 from dataclasses import dataclass
@@ -28,7 +28,9 @@ def build_parser(cls: type, *, prog: str, section: str) -> argparse.ArgumentPars
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="settings file in TOML [TANDEM_CONFIG; ./tandem.toml when it exists]"
+        "--config",
+        metavar="FILE",
+        help="settings file in TOML [TANDEM_CONFIG; ./tandem.toml when it exists]",
     )
     for info in describe(cls).values():
         variable = f"TANDEM_{section.upper()}__{info.name.upper()}"

@@ -1,4 +1,4 @@
-"""Fills a settings dataclass: flags over environment over file over defaults, each value with its origin."""
+"""Fills a settings dataclass: flags over environment over file over defaults, with origins."""
 
 import difflib
 import os
@@ -46,7 +46,7 @@ def load_config(
         file: TOML file; TANDEM_CONFIG or ./tandem.toml (when it exists) when None.
 
     Raises:
-        ConfigError: unknown key (with the nearest known name), unreadable file or a value that does not fit.
+        ConfigError: unknown key (the nearest known one is named), unreadable file, misfit value.
     """
     environ = os.environ if environ is None else environ
     infos = describe(cls)
@@ -79,13 +79,18 @@ def _file_section(path: Path, section: str) -> dict[str, object]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"settings file {path} cannot be read: {error.strerror}; check the path given by --config or TANDEM_CONFIG"
+            f"settings file {path} cannot be read: {error.strerror}; "
+            "check the path given by --config or TANDEM_CONFIG"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"settings file {path} is not valid TOML: {error}; correct that line") from error
+        raise ConfigError(
+            f"settings file {path} is not valid TOML: {error}; correct that line"
+        ) from error
     for name in tables:
         if name not in SECTIONS:
-            raise ConfigError(f"settings file {path}: unknown table [{name}]{_near(name, SECTIONS)}")
+            raise ConfigError(
+                f"settings file {path}: unknown table [{name}]{_near(name, SECTIONS)}"
+            )
     table = tables.get(section, {})
     if not isinstance(table, dict):
         raise ConfigError(f"settings file {path}: [{section}] must be a table")
@@ -115,7 +120,9 @@ def _from_environment(
             continue
         part = variable.removeprefix("TANDEM_").partition("__")[0].lower()
         if part not in SECTIONS:
-            known = sorted(RESERVED_VARIABLES) + [f"TANDEM_{s.upper()}__<FIELD>" for s in sorted(SECTIONS)]
+            known = sorted(RESERVED_VARIABLES) + [
+                f"TANDEM_{s.upper()}__<FIELD>" for s in sorted(SECTIONS)
+            ]
             raise ConfigError(f"unknown environment variable {variable}{_near(variable, known)}")
         if variable.startswith(prefix):
             name = variable.removeprefix(prefix).lower()

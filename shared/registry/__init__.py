@@ -1,1 +1,1 @@
-"""Name to factory; who is alive belongs to `shared.discovery`, the tables of names beside their members."""
+"""Name to factory. Who is alive belongs to `shared.discovery`; tables live beside their members."""

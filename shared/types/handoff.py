@@ -84,6 +84,7 @@ class HandoffStateMachine:
         before = self._state
         if not self.try_advance(to):
             raise StaleWriteError(
-                f"handoff {self.key.handoff_id} attempt {self.key.attempt} is {before.value} and cannot become {to.value}: "
+                f"handoff {self.key.handoff_id} attempt {self.key.attempt} is {before.value} "
+                f"and cannot become {to.value}: "
                 "a late or repeated message; start a new attempt"
             )

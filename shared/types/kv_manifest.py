@@ -1,4 +1,4 @@
-"""Description of a KV cache in a slab: what the prefill side promises and the decode side verifies."""
+"""A KV cache in a slab: what the prefill side promises and the decode side verifies."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -29,7 +29,8 @@ class Segment:
     """One contiguous piece of a slab."""
 
     kind: SegmentKind
-    """KV: [2, slots, kv_heads, head_dim] in the model's dtype; POSITIONS: int32 [rows, slots], ascending in each row."""
+    """KV: [2, slots, kv_heads, head_dim] in the model's dtype;
+    POSITIONS: int32 [rows, slots], ascending in each row."""
     index: int
     """Layer of a KV segment, layout of a position segment."""
     offset: int

@@ -79,7 +79,8 @@ class SparsityParams:
     """DELTA's parameters."""
 
     full_layers: tuple[int, ...]
-    """F, ascending. A layer of F whose successor is not in F is a Δ-layer; the last layer of the model never plans."""
+    """F, ascending. A layer of F whose successor is not in F is a Δ-layer; the model's last layer
+    never plans."""
     page_budget: int = 16
     """K pages a row and layer, recency included."""
     recency_pages: int = 4
@@ -89,11 +90,15 @@ class SparsityParams:
         if not self.full_layers or sorted(set(self.full_layers)) != list(self.full_layers):
             raise ConfigError("full_layers must be a non-empty ascending list without repeats")
         if self.full_layers[0] != 0:
-            raise ConfigError("full_layers must begin with layer 0: the first sparse layer needs a Δ-layer before it")
+            raise ConfigError(
+                "full_layers must begin with layer 0: "
+                "the first sparse layer needs a Δ-layer before it"
+            )
         if self.recency_pages < 1:
             raise ConfigError("recency_pages must be at least 1: the last page is always read")
         if self.page_budget < self.recency_pages + 2:
             raise ConfigError(
-                f"page_budget {self.page_budget} is below recency_pages + 2 = {self.recency_pages + 2}: "
+                f"page_budget {self.page_budget} is below recency_pages + 2 "
+                f"= {self.recency_pages + 2}: "
                 "page 0, the recent pages and one chosen page must fit"
             )

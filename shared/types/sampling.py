@@ -32,7 +32,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     """Divides positive, multiplies negative logits of tokens in prompt or output."""
     seed: int = 0
-    """Key of the counter-based generator, 0 <= seed < 2**64; draw i of a branch depends on (seed, branch, i) alone."""
+    """Key of the counter-based generator, 0 <= seed < 2**64; draw i of a branch depends on
+    (seed, branch, i) alone."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, additive bias) pairs."""
     logprobs: int | None = None
