@@ -1,1 +1,1 @@
-"""How settings are filled from flags, environment, file and defaults; owners keep the dataclasses."""
+"""How settings fill from flags, environment, file and defaults; owners keep the dataclasses."""
