@@ -1,0 +1,69 @@
+"""Settings of `tandem up`: table [up] of tandem.toml, variables TANDEM_UP__<FIELD>, flags."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpConfig:
+    """Starts every role on this machine, on loopback, and takes them down in order."""
+
+    prefill: int = 1
+    """Prefill workers."""
+    decode: int = 1
+    """Decode workers."""
+    model: str = "smollm2"
+    """Catalog name, folder, hub id or GGUF file, the same for every role."""
+    cache_dir: Path | None = None
+    """Model cache; none means TANDEM_CACHE_DIR or ~/.cache/tandem."""
+    redis_url: str = ""
+    """Redis for discovery, as redis://host:port/0; empty lists the workers to the gateway directly."""
+    rest_port: int = 8000
+    """REST port of the gateway; 0 picks a free one."""
+    grpc_port: int = 8001
+    """gRPC port of the gateway; 0 picks a free one."""
+    gateway_admin_port: int = 9000
+    """Metrics and health port of the gateway; 0 picks a free one."""
+    prefill_port: int = 8101
+    """gRPC port of the first prefill worker, counted up for the others; 0 picks free ones."""
+    decode_port: int = 8201
+    """gRPC port of the first decode worker, counted up for the others; 0 picks free ones."""
+    prefill_admin_port: int = 9100
+    """Metrics port of the first prefill worker, counted up; 0 picks free ones."""
+    decode_admin_port: int = 9200
+    """Metrics port of the first decode worker, counted up; 0 picks free ones."""
+    prefill_threads: int = 0
+    """CPU threads of each prefill worker; 0 divides all cores among them: a prompt is compute-bound."""
+    decode_threads: int = 0
+    """CPU threads of each decode worker; 0 divides half of the cores among them: a step is memory-bound."""
+    log_dir: Path | None = None
+    """Folder for one log file a role; none forwards the logs to standard error with the role's name."""
+    ready_timeout_s: float = 300.0
+    """Seconds that a role may take to become ready."""
+    drain_timeout_s: float = 30.0
+    """Seconds that a role may take to finish its requests when asked to stop."""
+
+    def __post_init__(self) -> None:
+        if self.prefill < 1 or self.decode < 1:
+            raise ConfigError(
+                f"prefill {self.prefill} and decode {self.decode} cannot start a pair: each role needs at least one "
+                "worker; raise --prefill or --decode"
+            )
+        if self.ready_timeout_s <= 0 or self.drain_timeout_s <= 0:
+            raise ConfigError("ready_timeout_s and drain_timeout_s must be above 0 seconds")
+
+
+FREE_PORTS = {
+    name: 0
+    for name in (
+        "rest_port",
+        "grpc_port",
+        "gateway_admin_port",
+        "prefill_port",
+        "decode_port",
+        "prefill_admin_port",
+        "decode_admin_port",
+    )
+}
