@@ -1,0 +1,1 @@
+"""The compute-bound half: reads a prompt once and ships the KV of the tokens that matter."""
