@@ -1,0 +1,1 @@
+"""Which KV pages a decode layer reads: policies and their maths; no scheduling, no memory."""

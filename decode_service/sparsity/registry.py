@@ -1,0 +1,38 @@
+"""The table of page policies. Adding one: a file beside `delta.py`, a line here."""
+
+from typing import Protocol
+
+from decode_service.sparsity.base import PagePolicy
+from decode_service.sparsity.delta import DeltaPolicy
+from decode_service.sparsity.dense import DensePolicy
+from shared.registry.registry import Registry
+from shared.types.methods import SparsityParams
+
+
+class PolicyFactory(Protocol):
+    """Makes a policy for one request."""
+
+    def __call__(self, params: SparsityParams | None, *, num_layers: int) -> PagePolicy:
+        """Makes it from the request's effective parameters.
+
+        Raises:
+            ConfigError: the parameters do not fit the model.
+        """
+
+
+def page_policies() -> Registry[PolicyFactory]:
+    """Every policy by name."""
+    registry: Registry[PolicyFactory] = Registry("page policy")
+    registry.register(DensePolicy.name, DensePolicy.build)
+    registry.register(DeltaPolicy.name, DeltaPolicy.build)
+    return registry
+
+
+def policy_for(params: SparsityParams | None, *, num_layers: int) -> PagePolicy:
+    """The policy of a request: DELTA when it has parameters, dense when it has none.
+
+    Raises:
+        ConfigError: the parameters do not fit the model.
+    """
+    name = DensePolicy.name if params is None else DeltaPolicy.name
+    return page_policies().get(name)(params, num_layers=num_layers)
