@@ -1,1 +1,1 @@
-"""KV book-keeping both services share: page maths, page pool, landing slab; no torch, no network."""
+"""KV book-keeping of both services: page maths, page pool, landing slab; no torch, no network."""

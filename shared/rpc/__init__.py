@@ -1,0 +1,1 @@
+"""gRPC plumbing every role shares: options, channels, servers, health, interceptors, statuses."""

@@ -1,0 +1,241 @@
+"""What happens around every call of ours: request ids, error mapping, counting for a drain.
+
+Server interceptors turn a handler into a coroutine once, and wrap that; a response generator is
+closed inside the call's own task, so that its `finally` blocks run at the moment of a cancel.
+"""
+
+from __future__ import annotations  # grpc's generic types exist for the type checker only
+
+import asyncio
+import inspect
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from shared.errors import InternalError, TandemError
+from shared.rpc.status import NEUTRAL_MESSAGE, abort_with, error_from_rpc
+from shared.telemetry.logs import log_context
+
+REQUEST_ID_KEY = "x-request-id"
+"""Metadata key, the same as the HTTP header."""
+
+_OWN_METHODS = "/tandem."
+
+_request_id: ContextVar[str] = ContextVar("tandem_request_id", default="")
+
+_log = structlog.get_logger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+"""A call as its handler sees it."""
+
+Behaviour = Callable[[object, Context], Awaitable[object]]
+"""A handler as a coroutine: returns the response, or writes a stream of them."""
+
+
+def current_request_id() -> str:
+    """The request id of the running task, or an empty string."""
+    return _request_id.get()
+
+
+def set_request_id(request_id: str) -> None:
+    """Names the running task's request; calls it makes carry the id."""
+    _request_id.set(request_id)
+
+
+class InFlight:
+    """Counts running calls, so that a drain can wait for them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def count(self) -> int:
+        """Calls running now."""
+        return self._count
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until no call runs; False when `timeout_s` was not enough."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def enter(self) -> None:
+        """A call begins."""
+        self._count += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """A call is over."""
+        self._count -= 1
+        if self._count == 0:
+            self._idle.set()
+
+
+class _AroundCalls(grpc.aio.ServerInterceptor):
+    """Base: wraps the behaviour of our own methods, leaves health and reflection alone."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Wraps the handler that the next interceptor returns."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(_OWN_METHODS):
+            return handler
+        return _rewrap(handler, lambda inner: self._around(inner, handler_call_details))
+
+    def _around(self, inner: Behaviour, details: grpc.HandlerCallDetails, /) -> Behaviour:
+        raise NotImplementedError
+
+
+class InFlightInterceptor(_AroundCalls):
+    """Counts calls."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+
+    def _around(self, inner: Behaviour, _details: grpc.HandlerCallDetails, /) -> Behaviour:
+        async def counted(request: object, context: Context) -> object:
+            self._in_flight.enter()
+            try:
+                return await inner(request, context)
+            finally:
+                self._in_flight.leave()
+
+        return counted
+
+
+class RequestIdInterceptor(_AroundCalls):
+    """Takes the caller's request id, or makes one, and puts it on every log line of the call."""
+
+    def _around(self, inner: Behaviour, details: grpc.HandlerCallDetails, /) -> Behaviour:
+        async def named(request: object, context: Context) -> object:
+            request_id = _id_in(details.invocation_metadata) or uuid.uuid4().hex
+            token = _request_id.set(request_id)
+            try:
+                with log_context(request_id=request_id):
+                    return await inner(request, context)
+            finally:
+                _request_id.reset(token)
+
+        return named
+
+
+class ErrorInterceptor(_AroundCalls):
+    """Ends calls that raise with the right status; unforeseen exceptions are logged with stack."""
+
+    def _around(self, inner: Behaviour, details: grpc.HandlerCallDetails, /) -> Behaviour:
+        async def mapped(request: object, context: Context) -> object:
+            try:
+                return await inner(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except InternalError as error:
+                _log.exception("internal error", method=details.method)
+                await abort_with(context, error)
+            except TandemError as error:
+                await abort_with(context, error)
+            except grpc.aio.AioRpcError as error:
+                await abort_with(context, error_from_rpc(error))
+            except Exception:  # noqa: BLE001  the border of the process: callers get a neutral text
+                _log.exception("unforeseen exception", method=details.method)
+                await abort_with(context, InternalError(NEUTRAL_MESSAGE))
+
+        return mapped
+
+
+_Continuation = Callable[[grpc.aio.ClientCallDetails, Any], Awaitable[Any]]
+
+
+class _RequestIdUnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(
+        self,
+        continuation: _Continuation,
+        client_call_details: grpc.aio.ClientCallDetails,
+        request: object,
+    ) -> grpc.aio.UnaryUnaryCall[Any, Any]:
+        call: grpc.aio.UnaryUnaryCall[Any, Any] = await continuation(
+            _with_request_id(client_call_details), request
+        )
+        return call
+
+
+class _RequestIdUnaryStream(grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(
+        self,
+        continuation: _Continuation,
+        client_call_details: grpc.aio.ClientCallDetails,
+        request: object,
+    ) -> grpc.aio.UnaryStreamCall[Any, Any]:
+        call: grpc.aio.UnaryStreamCall[Any, Any] = await continuation(
+            _with_request_id(client_call_details), request
+        )
+        return call
+
+
+def client_interceptors() -> Sequence[grpc.aio.ClientInterceptor]:
+    """Interceptors that hand the current request id on."""
+    return [_RequestIdUnaryUnary(), _RequestIdUnaryStream()]
+
+
+def _with_request_id(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+    request_id = _request_id.get()
+    if not request_id:
+        return details
+    metadata = grpc.aio.Metadata(*(details.metadata or ()))
+    if metadata.get(REQUEST_ID_KEY) is None:
+        metadata.add(REQUEST_ID_KEY, request_id)
+    return details._replace(metadata=metadata)  # type: ignore[attr-defined, no-any-return]
+
+
+def _id_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    for key, value in metadata or ():
+        if key == REQUEST_ID_KEY:
+            return str(value)
+    return ""
+
+
+def _as_coroutine(handler: Callable[..., Any]) -> Behaviour:
+    if not inspect.isasyncgenfunction(handler):
+        return handler
+
+    async def write_all(request: object, context: Context) -> None:
+        async with aclosing(handler(request, context)) as responses:
+            async for response in responses:
+                await context.write(response)
+
+    return write_all
+
+
+def _rewrap(
+    handler: grpc.RpcMethodHandler[Any, Any], around: Callable[[Behaviour], Behaviour]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    kinds: tuple[tuple[Any, Callable[..., Any]], ...] = (
+        (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
+        (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
+        (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
+        (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
+    )
+    for inner, make in kinds:
+        if inner is not None:
+            wrapped: grpc.RpcMethodHandler[Any, Any] = make(
+                around(_as_coroutine(inner)),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
+            return wrapped
+    raise AssertionError("a handler without behaviour")

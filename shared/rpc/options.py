@@ -1,0 +1,59 @@
+"""The one place of channel and server options, so that both ends always agree."""
+
+from importlib import metadata
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+"""Largest message either end sends or accepts."""
+
+ChannelOptions = list[tuple[str, str | int]]
+"""Key-value pairs as grpc takes them."""
+
+
+def client_options(*, own_connection: bool = False) -> ChannelOptions:
+    """Options of every channel.
+
+    Args:
+        own_connection: do not share a connection with other channels to the same address, so that
+            bulk data does not stand in the way of control calls.
+    """
+    return [
+        *_common(),
+        ("grpc.primary_user_agent", f"tandem/{_version()}"),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        # Retries are decided by the gateway, which knows what the client has already seen.
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", int(own_connection)),
+    ]
+
+
+def server_options() -> ChannelOptions:
+    """Options of every server; a busy port is an error instead of being shared."""
+    return [
+        *_common(),
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", 1_024),
+        # Clients ping every 30 s through long silent calls; anything slower than 10 s is welcome.
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def _common() -> ChannelOptions:
+    return [
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tandem-llm")
+    except metadata.PackageNotFoundError:
+        return "source"

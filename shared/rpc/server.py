@@ -1,0 +1,136 @@
+"""gRPC servers with health, reflection, interceptors and a clear word on a busy port."""
+
+from collections.abc import Sequence
+
+import grpc.aio
+import psutil
+import structlog
+from grpc_reflection.v1alpha import reflection
+
+from shared.errors import ConfigError
+from shared.rpc.health import Health
+from shared.rpc.interceptors import (
+    ErrorInterceptor,
+    InFlight,
+    InFlightInterceptor,
+    RequestIdInterceptor,
+)
+from shared.rpc.options import server_options
+
+_HEALTH_SERVICE = "grpc.health.v1.Health"
+
+_LOOPBACK = ("127.", "localhost", "[::1]", "::1", "unix:")
+
+_log = structlog.get_logger(__name__)
+
+
+class RpcServer:
+    """A bound server; add servicers to `.server`, then `start()`.
+
+    Args:
+        server: the grpc.aio server, already bound.
+        host: host it is bound to.
+        port: port it is bound to.
+        health: its health service.
+        in_flight: its count of running calls.
+    """
+
+    def __init__(
+        self, server: grpc.aio.Server, *, host: str, port: int, health: Health, in_flight: InFlight
+    ) -> None:
+        self.server = server
+        self.host = host
+        self.port = port
+        self.health = health
+        self.in_flight = in_flight
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"{self.host}:{self.port}"
+
+    async def start(self) -> None:
+        """Begins to answer; alive, and not ready until `health.set_ready(True)`."""
+        await self.health.set_alive(True)
+        await self.health.set_ready(False)
+        await self.server.start()
+
+    async def drain(self, *, timeout_s: float) -> bool:
+        """Says not ready and waits for running calls; False when they took longer."""
+        await self.health.set_ready(False)
+        return await self.in_flight.wait_idle(timeout_s)
+
+    async def stop(self, *, grace_s: float = 0.0) -> None:
+        """Refuses new calls, gives running ones `grace_s`, then cancels them; twice is fine."""
+        await self.health.set_ready(False)
+        await self.server.stop(grace_s)
+
+
+def build_server(
+    *, host: str, port: int, service_names: Sequence[str], with_reflection: bool = True
+) -> RpcServer:
+    """A server bound to host:port (0 picks a free port); call it inside the running loop.
+
+    Args:
+        host: interface to bind.
+        port: port, or 0.
+        service_names: full names of the services that will be added, for health and reflection.
+        with_reflection: offer gRPC reflection.
+
+    Raises:
+        ConfigError: code `port_in_use` when somebody else has the port.
+    """
+    in_flight = InFlight()
+    server = grpc.aio.server(
+        options=server_options(),
+        interceptors=[
+            InFlightInterceptor(in_flight),
+            RequestIdInterceptor(),
+            ErrorInterceptor(),
+        ],
+    )
+    bound = _bind(server, host, port)
+    health = Health(service_names)
+    health.add_to(server)
+    if with_reflection:
+        names = (*service_names, _HEALTH_SERVICE, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+    if not host.startswith(_LOOPBACK):
+        _log.warning("grpc is plain text beyond loopback; keep it on a private network", host=host)
+    return RpcServer(server, host=host, port=bound, health=health, in_flight=in_flight)
+
+
+def port_in_use_error(host: str, port: int) -> ConfigError:
+    """The error for a busy port, with the owner's process when that can be seen."""
+    return ConfigError(
+        f"port {port} on {host} is in use{_owner(port)}: another server runs there; "
+        "stop it, choose another port, or use port 0 for a free one",
+        code="port_in_use",
+        param="port",
+    )
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        if port and _owner(port):
+            raise port_in_use_error(host, port) from error
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: the port is in use or the host is not an address of "
+            "this machine; choose another",
+            code="port_in_use",
+            param="port",
+        ) from error
+    return bound
+
+
+def _owner(port: int) -> str:
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.Error:
+        return ""
+    for connection in connections:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            return f" by process {connection.pid}" if connection.pid else " by another process"
+    return ""
