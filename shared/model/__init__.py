@@ -1,1 +1,1 @@
-"""One decoder for every family, its weights, profiles and sampling; no service policy, no transport, no HTTP."""
+"""One decoder for every family, its weights, profiles and sampling; no service policy, no HTTP."""

@@ -20,7 +20,7 @@ class PrefillAttention(Protocol):
     """As the probe, the log and `health` show it."""
 
     def causal(self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
-        """[T, H, D] for queries that are the last T of the S positions; query t sees keys 0..S-T+t."""
+        """[T, H, D]; queries are the last T of S positions and query t sees keys 0..S-T+t."""
         ...
 
     def at_positions(
@@ -38,7 +38,7 @@ class PrefillAttention(Protocol):
 
 
 class TorchAttention:
-    """PyTorch's fused kernels; on CPU no mask is ever made for a chunk, its past and its own part are merged."""
+    """PyTorch's fused kernels; on CPU a chunk's past and own keys are merged, without a mask."""
 
     name = "torch"
 
@@ -111,14 +111,15 @@ def _with_lse(
     bias = None
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=q_THD.dtype).masked_fill_(~mask, float("-inf"))
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    # The public function hides the log-sum-exp that an exact merge needs.
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
         *_batched(q_THD, k_SGD, v_SGD), 0.0, causal, attn_mask=bias
     )
     return _unbatched(out), lse.squeeze(0).transpose(0, 1)
 
 
 def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention over the union of two disjoint key sets; every query sees at least one key of each."""
+    """Attention over two disjoint key sets; every query sees at least one key of each."""
     (out_a, lse_a), (out_b, lse_b) = first, second
     share_TH1 = torch.sigmoid(lse_a - lse_b).unsqueeze(-1)
     return torch.lerp(out_b.float(), out_a.float(), share_TH1).to(out_a.dtype)

@@ -1,4 +1,4 @@
-"""Shape of a decoder, as config.json states it, for the families llama, mistral, qwen2 and qwen3."""
+"""Shape of a decoder, as config.json states it."""
 
 import json
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ class ModelConfig:
     qk_norm: bool = False
     """Whether queries and keys are normalised per head before rotation (Qwen3)."""
     max_position: int
-    """Context limit in tokens; never more than the sliding window of the checkpoint, within which attention is full."""
+    """Context limit in tokens; at most the sliding window, within which attention is full."""
     rope: RopeConfig
     """Rotary embedding."""
     bos_token_id: int | None = None
@@ -78,7 +78,8 @@ class ModelConfig:
         for ok, text in checks:
             if not ok:
                 raise ModelLoadError(
-                    f"model configuration: {text}; the config.json does not describe a servable checkpoint; choose another"
+                    f"model configuration: {text}; the config.json does not describe a servable "
+                    "checkpoint; choose another"
                 )
 
     @classmethod
@@ -86,7 +87,7 @@ class ModelConfig:
         """Reads config.json, and generation_config.json for the end-of-text ids.
 
         Raises:
-            ModelLoadError: a file is missing or damaged, or the family or a feature is not supported.
+            ModelLoadError: a file is missing or damaged, or something is not supported.
         """
         config = cls.from_dict(read_json(path / "config.json"))
         generation_file = path / "generation_config.json"
@@ -105,7 +106,8 @@ class ModelConfig:
         family = raw.get("model_type")
         if family not in FAMILIES:
             raise ModelLoadError(
-                f"model family {family!r} is not supported: config.json names a model_type other than "
+                f"model family {family!r} is not supported: config.json names a model_type other "
+                "than "
                 f"{', '.join(FAMILIES)}; choose a checkpoint of one of these families"
             )
         _refuse_unsupported(raw, family=family)
@@ -173,7 +175,8 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ModelLoadError(
             f"{path} does not exist: the model folder is incomplete or the path is wrong; "
-            "point at a folder with config.json, tokenizer.json and safetensors, or pull the model again"
+            "point at a folder with config.json, tokenizer.json and safetensors, or pull the "
+            "model again"
         ) from None
     except (OSError, ValueError) as error:
         raise ModelLoadError(
@@ -200,12 +203,13 @@ def _refuse_unsupported(raw: Mapping[str, Any], *, family: str) -> None:
     for present, text in problems:
         if present:
             raise ModelLoadError(
-                f"the checkpoint uses {text}, which this decoder does not implement; choose a checkpoint without it"
+                f"the checkpoint uses {text}, which this decoder does not implement; choose a "
+                "checkpoint without it"
             )
 
 
 def _binding_window(raw: Mapping[str, Any], *, family: str) -> int | None:
-    """The sliding window, where one is in force: contexts within it see every key, so it becomes the limit."""
+    """The sliding window in force: contexts within it see every key, so it becomes the limit."""
     window = raw.get("sliding_window")
     if window is None or (family in {"qwen2", "qwen3"} and not raw.get("use_sliding_window")):
         return None
@@ -216,7 +220,8 @@ def _int(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ModelLoadError(
-            f"config.json has no whole number for {key!r} (found {value!r}): the file is incomplete; "
+            f"config.json has no whole number for {key!r} (found {value!r}): the file is "
+            "incomplete; "
             "take the checkpoint's original config.json"
         )
     return value

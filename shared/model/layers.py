@@ -1,6 +1,7 @@
 """One decoder layer: attention products and gated MLP, without the attention itself.
 
-Shapes: T tokens (or rows of a decode batch), E hidden width, H query heads, G KV heads, D head size, I MLP width.
+Shapes: T tokens (or rows of a decode batch), E hidden width, H query heads, G KV heads,
+D head size, I MLP width.
 """
 
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class DecoderLayer:
         )
 
     def finish(self, x_TE: Tensor, attn_THD: Tensor) -> Tensor:
-        """Adds the attention output and the MLP to `x_TE`; returns a new [T, E], the argument is left alone."""
+        """`x_TE` plus attention output and MLP, in a new [T, E]; the argument is left alone."""
         w = self.weights
         attn = attn_THD.reshape(attn_THD.shape[0], self._heads * self._head_dim)
         y_TE = torch.addmm(x_TE, attn, w.out.t())

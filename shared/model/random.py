@@ -47,7 +47,7 @@ def random_model(
 ) -> Transformer:
     """A model whose weights depend on `config` and `seed` alone.
 
-    Scales are chosen so that attention is uneven and logits are spread: rankings and greedy tokens are well defined.
+    Attention is uneven and logits are spread, so rankings and greedy tokens are well defined.
     """
     label = json.dumps([config.to_dict(), seed], sort_keys=True)
     return build_transformer(
@@ -70,8 +70,8 @@ def random_tensors(config: ModelConfig, *, seed: int) -> dict[str, Tensor]:
         elif len(shape) == 1:
             tensors[name] = 0.1 * noise
         elif "embed_tokens" in name:
-            tensors[name] = noise
+            tensors[name] = 0.25 * noise
         else:
-            gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
+            gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
             tensors[name] = noise * (gain / shape[1] ** 0.5)
     return tensors

@@ -50,7 +50,7 @@ class Rope:
         return base_R
 
     def table(self, positions_T: Tensor, *, context_tokens: int, dtype: torch.dtype) -> RopeTable:
-        """Table of `positions_T`, for a request of `context_tokens` tokens in all (the original prompt length)."""
+        """Table of `positions_T` for an original prompt of `context_tokens` tokens."""
         freq_R = self.frequencies(context_tokens) if self._fixed_R is None else self._fixed_R
         angle_TR = positions_T.to(device=self._device, dtype=torch.float32)[:, None] * freq_R
         angle_TD = torch.cat((angle_TR, angle_TR), dim=-1)
@@ -66,7 +66,7 @@ class Rope:
 
 
 def rotate(x_THD: Tensor, table: RopeTable) -> Tensor:
-    """Rotates every head of `x_THD` [T, H, D] by its token's angle; returns a new contiguous tensor."""
+    """Rotates every head of `x_THD` [T, H, D] by its token's angle; returns a new tensor."""
     half = x_THD.shape[-1] // 2
     cos, sin_half = table.cos_TD[:, None, :], table.sin_TD[:, None, :half]
     out_THD = x_THD * cos
@@ -90,7 +90,7 @@ def _llama3(base_R: Tensor, cfg: RopeConfig) -> Tensor:
 
 
 def _yarn(base_R: Tensor, cfg: RopeConfig, *, head_dim: int) -> Tensor:
-    """Dimensions that turn often are kept, those that turn rarely are stretched, a ramp lies between."""
+    """Dimensions that turn often are kept, rare turners are stretched, a ramp lies between."""
     low = _turning_dim(cfg.beta_fast, cfg, head_dim=head_dim)
     high = _turning_dim(cfg.beta_slow, cfg, head_dim=head_dim)
     if cfg.truncate:

@@ -40,7 +40,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     """yarn: rotations below which a dimension is stretched in full."""
     attention_factor: float = 1.0
-    """yarn: multiplies cosines and sines; resolved from mscale values when the checkpoint gives those."""
+    """yarn: multiplies cosines and sines; resolved from mscale values where given."""
     truncate: bool = True
     """yarn: whether the ramp's bounds are rounded to whole dimensions."""
 
@@ -88,7 +88,7 @@ def rope_from_dict(raw: Mapping[str, Any], *, max_position: int) -> RopeConfig:
     kind = _kind(params)
     theta = float(params.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     partial = params.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in {None, 1, 1.0}:
+    if partial not in {None, 1}:
         raise ModelLoadError(
             f"the checkpoint rotates only {partial} of each head: no family served here does that; "
             "use a checkpoint without partial_rotary_factor"
@@ -98,10 +98,11 @@ def rope_from_dict(raw: Mapping[str, Any], *, max_position: int) -> RopeConfig:
     original = int(params.get("original_max_position_embeddings") or max_position)
     if kind is RopeKind.YARN and params.get("factor") is None:
         params["factor"] = max_position / original
-    factor = float(_required(params, "factor", kind=kind))
+    factor = _required(params, "factor", kind=kind)
     if factor < 1.0:
         raise ModelLoadError(
-            f"rope factor is {factor}: stretching factors are at least 1; the checkpoint's config.json is damaged or "
+            f"rope factor is {factor}: stretching factors are at least 1; the checkpoint's "
+            "config.json is damaged or "
             "hand-edited, restore it"
         )
     if kind is RopeKind.LLAMA3:
@@ -112,8 +113,8 @@ def rope_from_dict(raw: Mapping[str, Any], *, max_position: int) -> RopeConfig:
             original_max_position=int(
                 _required(params, "original_max_position_embeddings", kind=kind)
             ),
-            low_freq_factor=float(_required(params, "low_freq_factor", kind=kind)),
-            high_freq_factor=float(_required(params, "high_freq_factor", kind=kind)),
+            low_freq_factor=_required(params, "low_freq_factor", kind=kind),
+            high_freq_factor=_required(params, "high_freq_factor", kind=kind),
         )
     if kind is RopeKind.YARN:
         return _yarn(params, theta=theta, factor=factor, original=original)
@@ -127,7 +128,8 @@ def _kind(params: Mapping[str, Any]) -> RopeKind:
     except ValueError:
         known = ", ".join(kind.value for kind in RopeKind)
         raise ModelLoadError(
-            f"rope kind {name!r} is not supported: the checkpoint uses a scaling outside the known kinds ({known}); "
+            f"rope kind {name!r} is not supported: the checkpoint uses a scaling outside the "
+            f"known kinds ({known}); "
             "choose another checkpoint"
         ) from None
 
@@ -157,11 +159,12 @@ def _mscale(factor: float, *, weight: float) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def _required(params: Mapping[str, Any], key: str, *, kind: RopeKind) -> Any:
+def _required(params: Mapping[str, Any], key: str, *, kind: RopeKind) -> float:
     value = params.get(key)
     if value is None:
         raise ModelLoadError(
-            f"rope kind {kind.value!r} needs {key!r}, which config.json does not give: the file is incomplete; "
+            f"rope kind {kind.value!r} needs {key!r}, which config.json does not give: the file "
+            "is incomplete; "
             "take the checkpoint's original config.json"
         )
-    return value
+    return float(value)

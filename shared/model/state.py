@@ -1,4 +1,4 @@
-"""Between a checkpoint's tensors, named as transformers names them, and a Transformer with fused products.
+"""Between tensors named as transformers names them and a Transformer with fused products.
 
 Shapes: E hidden width, V vocabulary.
 """
@@ -63,8 +63,10 @@ def check_tensors(
     missing = [name for name in wanted if name not in found]
     if missing:
         raise ModelLoadError(
-            f"{source} lacks {len(missing)} of {len(wanted)} tensors ({', '.join(missing[:3])}...): "
-            "a shard is missing or config.json belongs to another checkpoint; download the model again"
+            f"{source} lacks {len(missing)} of {len(wanted)} tensors "
+            f"({', '.join(missing[:3])}...): "
+            "a shard is missing or config.json belongs to another checkpoint; download the model "
+            "again"
         )
     wrong = [
         f"{name} is {found[name]}, not {shape}"
@@ -73,7 +75,8 @@ def check_tensors(
     ]
     if wrong:
         raise ModelLoadError(
-            f"{source}: {len(wrong)} tensors have another shape than config.json says ({'; '.join(wrong[:3])}): "
+            f"{source}: {len(wrong)} tensors have another shape than config.json says "
+            f"({'; '.join(wrong[:3])}): "
             "config.json belongs to another checkpoint; download the model again"
         )
 
@@ -121,7 +124,7 @@ def build_transformer(
 
 
 def to_tensors(model: Transformer) -> dict[str, Tensor]:
-    """The inverse of `build_transformer`: copies of the unfused tensors under transformers' names."""
+    """The inverse of `build_transformer`: unfused copies under transformers' names."""
     config = model.config
     d = config.head_dim
     sizes = [config.num_heads * d, config.num_kv_heads * d, config.num_kv_heads * d]
@@ -137,10 +140,10 @@ def to_tensors(model: Transformer) -> dict[str, Tensor]:
         gate, up = w.gate_up.chunk(2)
         out[f"{prefix}.mlp.gate_proj.weight"] = gate
         out[f"{prefix}.mlp.up_proj.weight"] = up
-        for part, weight in zip("qkv", w.qkv.split(sizes), strict=True):
+        for part, weight in zip("qkv", torch.split(w.qkv, sizes), strict=True):
             out[f"{prefix}.self_attn.{part}_proj.weight"] = weight
         if w.qkv_bias is not None:
-            for part, bias in zip("qkv", w.qkv_bias.split(sizes), strict=True):
+            for part, bias in zip("qkv", torch.split(w.qkv_bias, sizes), strict=True):
                 out[f"{prefix}.self_attn.{part}_proj.bias"] = bias
         if w.q_norm_D is not None and w.k_norm_D is not None:
             out[f"{prefix}.self_attn.q_norm.weight"] = w.q_norm_D

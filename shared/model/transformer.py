@@ -1,4 +1,4 @@
-"""The decoder of every family: embedding, layers, head. Inference only; layers are driven by the engines.
+"""The decoder of every family: embedding, layers, head. The engines drive the layers.
 
 Shapes: T tokens, E hidden width, V vocabulary, D head size.
 """
@@ -55,7 +55,8 @@ class Transformer:
 
         Args:
             positions_T: original positions, integers.
-            context_tokens: original length of the request's context (never a kept count); the dynamic kind stretches by it.
+            context_tokens: original prompt length (never a kept count); the dynamic kind
+                stretches by it.
         """
         return self._rope.table(positions_T, context_tokens=context_tokens, dtype=self.dtype)
 

@@ -1,0 +1,79 @@
+"""The standard model folder, written so that no half of one is ever seen."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shared.model.config import ModelConfig
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+CHECKSUM_FILE = "checksums.json"
+
+
+@contextmanager
+def fresh_folder(target: Path) -> Iterator[Path]:
+    """A temporary neighbour of `target` that takes its name when the block ends without an error.
+
+    When another process put a complete folder there meanwhile, that one stays and ours is removed.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield work
+        _take_place(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def write_model(
+    folder: Path,
+    *,
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    tokenizer_json: str,
+    tokenizer_config: Mapping[str, Any],
+) -> None:
+    """Fills `folder` with the standard files and their checksums; dtype of the tensors is kept."""
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    generation = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids)}
+    _write_json(folder / CONFIG_FILE, {**config.to_dict(), "dtype": dtype})
+    _write_json(folder / GENERATION_FILE, generation)
+    _write_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_config)
+    (folder / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
+    save_file(dict(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    sums = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
+    _write_json(folder / CHECKSUM_FILE, sums)
+
+
+def file_sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _take_place(work: Path, target: Path) -> None:
+    work.chmod(0o755)
+    try:
+        os.replace(work, target)
+    except OSError:
+        if not (target / CHECKSUM_FILE).exists():
+            shutil.rmtree(target)
+            os.replace(work, target)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,34 @@
+"""Fixtures that every test directory shares."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from shared.model.transformer import Transformer
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> "Transformer":
+    """The tiny random llama in memory; read it, never change it."""
+    from tests.support.tiny_model import make_tiny_model
+
+    return make_tiny_model()
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as a standard folder named `tiny`."""
+    from tests.support.tiny_model import TINY_NAME, write_tiny_folder
+
+    return write_tiny_folder(tmp_path_factory.mktemp("models") / TINY_NAME)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_torch_seed() -> None:
+    """Torch's global generator starts equal in every test, whatever order they run in."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
