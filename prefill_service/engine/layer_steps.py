@@ -1,0 +1,132 @@
+"""The ways to run one decoder layer over a prompt, block by block.
+
+Blocks bound activations, not results: every way gives what one pass over all tokens gives.
+
+Shapes: T tokens of the sequence, W window rows, N rows that go on, E hidden width, H query heads, G
+KV heads, D head size.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.model.attention import PrefillAttention
+from shared.model.layers import DecoderLayer
+from shared.model.rope import RopeTable
+
+BlockSink = Callable[[int, Tensor, Tensor], None]
+"""Called with a block's first token and its final keys and values [block, G, D]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKv:
+    """Keys and values of a layer for every token of the sequence; written once, block by block."""
+
+    k_TGD: Tensor
+    """Keys after RoPE."""
+    v_TGD: Tensor
+    """Values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShape:
+    """What a layer's keys look like."""
+
+    num_kv_heads: int
+    """G."""
+    head_dim: int
+    """D."""
+
+    def empty(self, num_tokens: int, *, like: Tensor) -> LayerKv:
+        """Room for the keys and values of `num_tokens` tokens, in the type and place of `like`."""
+        shape = (num_tokens, self.num_kv_heads, self.head_dim)
+        return LayerKv(k_TGD=like.new_empty(shape), v_TGD=like.new_empty(shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSteps:
+    """Runs layers for one prompt."""
+
+    attention: PrefillAttention
+    """The backend."""
+    kv_shape: KvShape
+    """Shape of keys and values."""
+    chunk_tokens: int
+    """Tokens of a block."""
+    check: Callable[[], None]
+    """Called before every block; raises to stop the prompt."""
+
+    def whole(
+        self,
+        layer: DecoderLayer,
+        x_TE: Tensor,
+        rope: RopeTable,
+        *,
+        window: int,
+        sink: BlockSink,
+    ) -> tuple[LayerKv, Tensor]:
+        """Runs a layer on every token, `x_TE` in place.
+
+        Returns:
+            Its keys and values, and the queries of the last `window` tokens [window, H, D].
+        """
+        num_tokens = x_TE.shape[0]
+        kv = self.kv_shape.empty(num_tokens, like=x_TE)
+        windows: list[Tensor] = []
+        for rows in self._blocks(num_tokens):
+            q_BHD, k_BGD, v_BGD = layer.qkv(x_TE[rows], rope.rows(rows))
+            _store(kv, rows, k_BGD, v_BGD, sink=sink)
+            windows.append(q_BHD[max(0, num_tokens - window - rows.start) :].clone())
+            attn_BHD = self.attention.causal(q_BHD, kv.k_TGD[: rows.stop], kv.v_TGD[: rows.stop])
+            x_TE[rows] = layer.finish(x_TE[rows], attn_BHD)
+        return kv, torch.cat(windows)
+
+    def keys_and_values(
+        self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, sink: BlockSink
+    ) -> LayerKv:
+        """Only the keys and values of a layer, for every token."""
+        kv = self.kv_shape.empty(x_TE.shape[0], like=x_TE)
+        for rows in self._blocks(x_TE.shape[0]):
+            k_BGD, v_BGD = layer.kv(x_TE[rows], rope.rows(rows))
+            _store(kv, rows, k_BGD, v_BGD, sink=sink)
+        return kv
+
+    def chosen(
+        self,
+        layer: DecoderLayer,
+        x_NE: Tensor,
+        rope: RopeTable,
+        kv: LayerKv,
+        *,
+        positions_N: Tensor,
+    ) -> Tensor:
+        """Runs the rest of a layer for some tokens whose keys and values are in `kv`, [N, E].
+
+        Args: layer: the layer. x_NE: its input at the chosen tokens. rope: the table of those
+        tokens. kv: keys and values of the whole prompt; key s is at position s. positions_N:
+        positions of the chosen tokens, ascending; each sees the keys up to its own.
+        """
+        out_NE = torch.empty_like(x_NE)
+        for rows in self._blocks(x_NE.shape[0]):
+            num_keys = int(positions_N[rows.stop - 1]) + 1
+            attn_BHD = self.attention.at_positions(
+                layer.q(x_NE[rows], rope.rows(rows)),
+                kv.k_TGD[:num_keys],
+                kv.v_TGD[:num_keys],
+                positions_T=positions_N[rows],
+            )
+            out_NE[rows] = layer.finish(x_NE[rows], attn_BHD)
+        return out_NE
+
+    def _blocks(self, num_tokens: int) -> Iterator[slice]:
+        for start in range(0, num_tokens, self.chunk_tokens):
+            self.check()
+            yield slice(start, min(start + self.chunk_tokens, num_tokens))
+
+
+def _store(kv: LayerKv, rows: slice, k_BGD: Tensor, v_BGD: Tensor, *, sink: BlockSink) -> None:
+    kv.k_TGD[rows] = k_BGD
+    kv.v_TGD[rows] = v_BGD
+    sink(rows.start, kv.k_TGD[rows], kv.v_TGD[rows])

@@ -1,0 +1,81 @@
+"""One prompt's scores and choices: what each layer ships, and which tokens go on past lp.
+
+Shapes: L prompt tokens, W window rows, H query heads, G KV heads, D head size, R rows of positions,
+N kept tokens.
+"""
+
+import time
+
+from torch import Tensor
+
+from prefill_service.engine.layer_steps import LayerKv
+from prefill_service.engine.plan import PromptPlan
+from prefill_service.ranking.base import Observation
+from prefill_service.ranking.select import cache_rows, select_positions
+from shared.types.methods import KvSelect
+
+
+class PromptSelection:
+    """Collects layer scores in order, up to the pruning layer."""
+
+    def __init__(self, plan: PromptPlan) -> None:
+        self._plan = plan
+        self._ranker = plan.ranker
+        self._aggregated = self._ranker.aggregated_layers(plan.params.pruning_layer)
+        self._layer_scores: list[Tensor] = []
+        self.seconds = 0.0
+        """Time spent on scoring and selecting so far."""
+
+    def window(self, layer: int) -> int:
+        """Query rows that `observe` needs of this layer; 0 if none."""
+        needed = layer in self._aggregated or self._chooses_own(layer)
+        return self._plan.window_tokens if needed else 0
+
+    def observe(self, layer: int, *, q_WHD: Tensor, k_LGD: Tensor) -> Tensor | None:
+        """Scores a layer.
+
+        Returns:
+            The positions of this layer's own cache [R, N], or None if it has no choice of its own.
+        """
+        if self.window(layer) == 0:
+            return None
+        started = time.perf_counter()
+        scores_GC = self._ranker.score(Observation(q_WHD=q_WHD, k_LGD=k_LGD))
+        if layer in self._aggregated:
+            self._layer_scores.append(scores_GC)
+        own_RN = None
+        if self._chooses_own(layer):
+            own_RN = self._select(cache_rows(scores_GC, self._plan.params.kv_select))
+        self.seconds += time.perf_counter() - started
+        return own_RN
+
+    def kept(self) -> Tensor:
+        """Positions that go on past the pruning layer, [N] ascending; its scores must be in."""
+        started = time.perf_counter()
+        kept_N = self._select(self._ranker.aggregate(self._layer_scores)[None])[0]
+        self._layer_scores.clear()
+        self.seconds += time.perf_counter() - started
+        return kept_N
+
+    def _chooses_own(self, layer: int) -> bool:
+        return (
+            layer in self._plan.held_layers and self._plan.params.kv_select is not KvSelect.SHARED
+        )
+
+    def _select(self, scores_RC: Tensor) -> Tensor:
+        return select_positions(
+            scores_RC,
+            prompt_tokens=self._plan.prompt_tokens,
+            kept_tokens=self._plan.summary.kept_tokens,
+            protect_first=self._plan.params.protect_first,
+        )
+
+
+def gathered(kv: LayerKv, positions_RN: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values at the positions of one row, or of one row a KV head; [N, G, D] each."""
+    if positions_RN.shape[0] == 1:
+        return kv.k_TGD[positions_RN[0]], kv.v_TGD[positions_RN[0]]
+    num_heads, head_dim = kv.k_TGD.shape[1:]
+    assert positions_RN.shape[0] == num_heads, "one row of positions a KV head"
+    index_NGD = positions_RN.t()[:, :, None].expand(-1, -1, head_dim)
+    return kv.k_TGD.gather(0, index_NGD), kv.v_TGD.gather(0, index_NGD)
