@@ -1,1 +1,1 @@
-"""The `tandem` command and what runs the roles; imports every other package, is imported by none."""
+"""The `tandem` command and what runs the roles; nothing imports it."""

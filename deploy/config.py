@@ -19,7 +19,7 @@ class UpConfig:
     cache_dir: Path | None = None
     """Model cache; none means TANDEM_CACHE_DIR or ~/.cache/tandem."""
     redis_url: str = ""
-    """Redis for discovery, as redis://host:port/0; empty lists the workers to the gateway directly."""
+    """Redis for discovery, as redis://host:port/0; empty tells the gateway the workers directly."""
     rest_port: int = 8000
     """REST port of the gateway; 0 picks a free one."""
     grpc_port: int = 8001
@@ -35,11 +35,11 @@ class UpConfig:
     decode_admin_port: int = 9200
     """Metrics port of the first decode worker, counted up; 0 picks free ones."""
     prefill_threads: int = 0
-    """CPU threads of each prefill worker; 0 divides all cores among them: a prompt is compute-bound."""
+    """CPU threads of each prefill worker; 0 divides all cores: a prompt is compute-bound."""
     decode_threads: int = 0
-    """CPU threads of each decode worker; 0 divides half of the cores among them: a step is memory-bound."""
+    """CPU threads of each decode worker; 0 divides half of the cores: a step is memory-bound."""
     log_dir: Path | None = None
-    """Folder for one log file a role; none forwards the logs to standard error with the role's name."""
+    """Folder for one log file a role; none forwards logs to standard error."""
     ready_timeout_s: float = 300.0
     """Seconds that a role may take to become ready."""
     drain_timeout_s: float = 30.0
@@ -48,22 +48,21 @@ class UpConfig:
     def __post_init__(self) -> None:
         if self.prefill < 1 or self.decode < 1:
             raise ConfigError(
-                f"prefill {self.prefill} and decode {self.decode} cannot start a pair: each role needs at least one "
+                f"prefill {self.prefill} and decode {self.decode} cannot start a pair: each role "
+                "needs at least one "
                 "worker; raise --prefill or --decode"
             )
         if self.ready_timeout_s <= 0 or self.drain_timeout_s <= 0:
             raise ConfigError("ready_timeout_s and drain_timeout_s must be above 0 seconds")
 
 
-FREE_PORTS = {
-    name: 0
-    for name in (
-        "rest_port",
-        "grpc_port",
-        "gateway_admin_port",
-        "prefill_port",
-        "decode_port",
-        "prefill_admin_port",
-        "decode_admin_port",
-    )
-}
+FREE_PORTS = UpConfig(
+    rest_port=0,
+    grpc_port=0,
+    gateway_admin_port=0,
+    prefill_port=0,
+    decode_port=0,
+    prefill_admin_port=0,
+    decode_admin_port=0,
+)
+"""Defaults with every port a free one; `dataclasses.replace` sets the rest."""

@@ -1,7 +1,8 @@
 """How a role's process is started: interpreter line, allocator variables, end with its supervisor.
 
-A role runs as `python -m <package>`. glibc's allocator maps and unmaps every large block by default, which costs the
-KV path most of its speed, so its three thresholds are raised; they are read at process start, hence the re-exec.
+A role runs as `python -m <package>`. By default glibc's allocator maps and unmaps every large
+block, which costs the KV path most of its speed, so its thresholds are raised; they are read at
+process start, hence the exec.
 """
 
 import ctypes

@@ -46,5 +46,6 @@ def parse_ready(line: str) -> ReadyLine | None:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InternalError(
-            f"a role's ready line cannot be read ({error}): {line.strip()!r}; roles and `tandem` must be of one version"
+            f"a role's ready line cannot be read ({error}): {line.strip()!r}; roles and `tandem` "
+            "must be of one version"
         ) from error

@@ -1,7 +1,7 @@
 """Makes the stubs beside the .proto files, or checks that they are current.
 
-    python -m protos.generate            writes *_pb2.py, *_pb2_grpc.py and their .pyi
-    python -m protos.generate --check    exits 1 and names the files that differ
+python -m protos.generate            writes *_pb2.py, *_pb2_grpc.py and their .pyi
+python -m protos.generate --check    exits 1 and names the files that differ
 """
 
 import argparse
@@ -10,6 +10,8 @@ import sys
 import tempfile
 from importlib.resources import files
 from pathlib import Path
+
+from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION_DIR = Path("protos/tandem/v1")
@@ -20,12 +22,12 @@ def generate(out: Path) -> list[Path]:
 
     The repository root is the include path, so the imports in the stubs are right as they stand.
     """
-    from grpc_tools import protoc
-
     sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / VERSION_DIR).glob("*.proto"))
     arguments = ["protoc", f"-I{ROOT}", f"-I{files('grpc_tools') / '_proto'}"]
     arguments += [f"--{kind}_out={out}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
-    beside_python = Path(sys.executable).parent  # plugins are found without an activated environment
+    beside_python = Path(
+        sys.executable
+    ).parent  # plugins are found without an activated environment
     arguments += [
         f"--plugin=protoc-gen-{kind}={beside_python / f'protoc-gen-{kind}'}"
         for kind in ("mypy", "mypy_grpc")

@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     MODEL_LOAD = 6
 
 
-_BY_ERROR_CODE = {"no_device": ExitCode.NO_DEVICE, "port_busy": ExitCode.PORT_BUSY}
+_BY_ERROR_CODE = {"no_device": ExitCode.NO_DEVICE, "port_in_use": ExitCode.PORT_BUSY}
 _BY_CLASS: tuple[tuple[type[TandemError], ExitCode], ...] = (
     (ModelLoadError, ExitCode.MODEL_LOAD),
     (ConfigError, ExitCode.CONFIG),
@@ -25,7 +25,7 @@ _BY_CLASS: tuple[tuple[type[TandemError], ExitCode], ...] = (
 
 
 def exit_code_for(error: TandemError) -> ExitCode:
-    """The exit code of a process that ends because of `error`; its own `code` wins over its class."""
+    """The exit code of a process that ends by `error`; its own `code` wins over its class."""
     by_code = _BY_ERROR_CODE.get(error.error_code)
     if by_code is not None:
         return by_code
