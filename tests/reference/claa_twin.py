@@ -1,8 +1,8 @@
 """CLAA prefill written as plainly as possible: the slow twin that the engine is compared with.
 
-Nothing is shared with the engine: weights come from a safetensors folder, every layer is dense float64 maths over
-materialised probabilities, the sequence is pruned on the output of the pruning layer, and positions are chosen one by
-one in Python. Llama family, default RoPE.
+Nothing is shared with the engine: weights come from a safetensors folder, every layer is dense
+float64 maths over materialised probabilities, the sequence is pruned on the output of the pruning
+layer, and positions are chosen one by one in Python. Llama family, default RoPE.
 
 Shapes: T tokens, L prompt tokens, H query heads, G KV heads, D head size, C candidates.
 """
