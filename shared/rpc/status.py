@@ -4,7 +4,7 @@
 `RetryInfo` says when a retry makes sense. Details never carry anything but the error's message.
 """
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -127,7 +127,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> TandemError:
 
 
 async def abort_with(
-    context: grpc.aio.ServicerContext[object, object], error: TandemError
+    context: grpc.aio.ServicerContext[Any, Any], error: TandemError
 ) -> NoReturn:
     """Ends a call with an error; always raises grpc's own abort exception."""
     status = rpc_status.to_status(to_status(error))

@@ -1,0 +1,1 @@
+"""How KV bytes move between workers: one file per transport beside the interface; no page maths."""

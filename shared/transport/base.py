@@ -1,0 +1,158 @@
+"""The interface of every transport: a sender on the prefill side, a slab writer on the decode side.
+
+A sender lives for one handoff: `open`, any number of `write`, then `seal` or `abort`. Between the
+calls it keeps the slab's lease alive by itself. Bytes may be reused as soon as `write` returns.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from shared.types.model_identity import ModelIdentity
+
+DEFAULT_CHUNK_BYTES = 2 * 2**20
+"""Payload bytes of one frame."""
+
+MIN_CHUNK_BYTES = 2**20
+"""Smallest setting that is allowed."""
+
+MAX_CHUNK_BYTES = 4 * 2**20
+"""Largest setting that is allowed, and the largest payload a receiver accepts."""
+
+DEFAULT_CREDITS = 8
+"""Frames that may be unacknowledged on one stream."""
+
+HEARTBEATS_PER_LEASE = 6
+"""A silent sender speaks this often in the time of one lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A landing slab as the decode side granted it."""
+
+    slot: int
+    """Slot of the slab."""
+    generation: int
+    """Generation of the slot; writes with another one are refused."""
+    lease_ms: int = 30_000
+    """Remaining lease, in milliseconds, renewed by every frame."""
+    transports: tuple[str, ...] = ()
+    """Transports the worker accepts, best first."""
+    incarnation: str = ""
+    """Incarnation of the worker; empty skips the comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferStats:
+    """What one sealed transfer cost."""
+
+    bytes: int
+    """Payload bytes that arrived."""
+    seconds: float
+    """Time spent in `write` and `seal`; idle time between writes is not counted."""
+
+    @property
+    def gbps(self) -> float:
+        """Gigabytes per second of that time; 0 when nothing moved."""
+        return self.bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+
+class SenderState(Enum):
+    """Life of a sender; SEALED and CLOSED are final."""
+
+    NEW = "new"
+    OPEN = "open"
+    SEALED = "sealed"
+    CLOSED = "closed"
+
+
+class KvSender(Protocol):
+    """Moves one handoff's bytes into one granted slab."""
+
+    async def open(self, *, address: str, grant: Grant) -> None:
+        """Connects to a decode worker and checks that both sides speak of the same cache.
+
+        Raises:
+            TransportError: unreachable, restarted since the grant, or another model or protocol.
+        """
+
+    async def write(self, offset: int, data: memoryview | bytes) -> None:
+        """Sends `data` to `offset` of the slab; waits while the receiver is behind.
+
+        Raises:
+            StaleWriteError: the receiver refused a write; the slab is no longer ours.
+            TransportError: the bytes cannot arrive.
+        """
+
+    async def seal(self) -> TransferStats:
+        """Ends the transfer; returns when every byte is in the slab.
+
+        Raises:
+            StaleWriteError: the receiver refused a write.
+            TransportError: the bytes cannot arrive.
+        """
+
+    async def abort(self) -> None:
+        """Gives the transfer up and waits until nothing of it runs here; twice is fine."""
+
+
+class KvTransport(Protocol):
+    """A way of moving bytes; keeps connections and makes senders."""
+
+    @property
+    def name(self) -> str:
+        """Name in grants, cards and metrics."""
+
+    def sender(self) -> KvSender:
+        """A sender for one handoff."""
+
+    async def close(self) -> None:
+        """Drops all connections; twice is fine."""
+
+
+class SlabWriter(Protocol):
+    """What a receiver does with the frames of a stream; the decode service implements it."""
+
+    def write(self, *, slot: int, generation: int, offset: int, data: memoryview) -> None:
+        """Copies one chunk and renews the lease.
+
+        Raises:
+            StaleWriteError: slot, generation, range or state does not match.
+        """
+
+    def heartbeat(self, slot: int, generation: int) -> None:
+        """Renews the lease.
+
+        Raises:
+            StaleWriteError: the lease is over.
+        """
+
+    def writer_closed(self, slot: int, generation: int, *, clean: bool) -> None:
+        """A stream that named this slot is over; clean when it ended with an end frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEndpoint:
+    """A receiver in this process."""
+
+    writer: SlabWriter
+    """Where bytes go."""
+    model: ModelIdentity
+    """Whose cache it takes."""
+    incarnation: str
+    """Its incarnation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportContext:
+    """What a transport needs to know of its own side."""
+
+    model: ModelIdentity
+    """Whose cache is sent."""
+    incarnation: str
+    """This process's incarnation."""
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    """Payload bytes of one frame, 1 to 4 MiB."""
+    local_endpoints: Mapping[str, LocalEndpoint] = field(default_factory=dict)
+    """Receivers of this process by address; only the loopback transport looks here."""

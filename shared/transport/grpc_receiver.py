@@ -1,0 +1,133 @@
+"""The receiving end of the gRPC transport: checks frames and hands them to a slab writer."""
+
+import grpc
+import grpc.aio
+
+from protos.tandem.v1 import transfer_pb2
+from shared.errors import StaleWriteError, TandemError, TransportError
+from shared.rpc.status import abort_with
+from shared.transport.base import DEFAULT_CREDITS, MAX_CHUNK_BYTES, SlabWriter
+from shared.transport.frames import Frame, FrameKind, decode_frame
+from shared.transport.hello import Peer, check_peer
+from shared.wire.identity import identity_from_pb, identity_to_pb
+
+SERVICE_NAME = transfer_pb2.DESCRIPTOR.services_by_name["TransferService"].full_name
+"""Full name of the service, for health and reflection."""
+
+_PushContext = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class TransferReceiver:
+    """The decode side of the service: checks frames and hands them to a slab writer.
+
+    Args:
+        writer: where chunks go.
+        own: this side.
+        credit_window: frames a sender may have unanswered.
+    """
+
+    def __init__(self, writer: SlabWriter, own: Peer, *, credit_window: int) -> None:
+        self._writer = writer
+        self._own = own
+        self._credit_window = credit_window
+
+    async def hello(
+        self,
+        request: transfer_pb2.HelloRequest,
+        context: grpc.aio.ServicerContext[transfer_pb2.HelloRequest, transfer_pb2.HelloResponse],
+    ) -> transfer_pb2.HelloResponse:
+        """Compares both sides and introduces this one."""
+        other = Peer(
+            model=identity_from_pb(request.model),
+            incarnation=request.incarnation,
+            protocol=request.protocol,
+        )
+        try:
+            check_peer(self._own, other)
+        except TransportError as error:
+            await abort_with(context, error)
+        return transfer_pb2.HelloResponse(
+            protocol=self._own.protocol,
+            model=identity_to_pb(self._own.model),
+            incarnation=self._own.incarnation,
+            credits=self._credit_window,
+            max_chunk_bytes=MAX_CHUNK_BYTES,
+        )
+
+    async def push(self, _requests: object, context: _PushContext) -> None:
+        """Takes one stream of frames."""
+        lease: tuple[int, int] | None = None
+        clean = False
+        written = 0
+        try:
+            while isinstance(message := await context.read(), bytes):
+                frame = decode_frame(message)
+                if lease is None:
+                    lease = (frame.slot, frame.generation)
+                written += self._take(frame, lease)
+                if frame.kind is FrameKind.END:
+                    clean = True
+                    await context.write(_answer(written=written, drained=True))
+                    return
+                if frame.kind is FrameKind.DATA:
+                    await context.write(_answer(new_credits=1, written=written))
+            raise TransportError(
+                "the stream ended without an end frame: the sender stopped half-way; "
+                "nothing can be committed from it"
+            )
+        except TandemError as error:
+            await abort_with(context, error)
+        finally:
+            if lease is not None:
+                self._writer.writer_closed(lease[0], lease[1], clean=clean)
+
+    def _take(self, frame: Frame, lease: tuple[int, int]) -> int:
+        if (frame.slot, frame.generation) != lease:
+            raise StaleWriteError(
+                f"a stream of slot {lease[0]} generation {lease[1]} sent a frame of slot "
+                f"{frame.slot} generation {frame.generation}: a stream serves one lease; "
+                "open another stream"
+            )
+        if frame.kind is FrameKind.DATA:
+            self._writer.write(
+                slot=frame.slot,
+                generation=frame.generation,
+                offset=frame.offset,
+                data=frame.payload,
+            )
+        else:
+            self._writer.heartbeat(frame.slot, frame.generation)
+        return frame.payload.nbytes if frame.kind is FrameKind.DATA else 0
+
+
+def add_transfer_service(
+    server: grpc.aio.Server,
+    *,
+    writer: SlabWriter,
+    own: Peer,
+    credit_window: int = DEFAULT_CREDITS,
+) -> None:
+    """Adds Hello and Push to a server.
+
+    Args:
+        server: not yet started.
+        writer: where chunks go.
+        own: this side's model and incarnation.
+        credit_window: frames a sender may have unanswered.
+    """
+    receiver = TransferReceiver(writer, own, credit_window=credit_window)
+    handlers = {
+        "Hello": grpc.unary_unary_rpc_method_handler(
+            receiver.hello,
+            request_deserializer=transfer_pb2.HelloRequest.FromString,
+            response_serializer=transfer_pb2.HelloResponse.SerializeToString,
+        ),
+        "Push": grpc.stream_stream_rpc_method_handler(receiver.push),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+
+def _answer(*, written: int, new_credits: int = 0, drained: bool = False) -> bytes:
+    return transfer_pb2.PushResponse(
+        credits=new_credits, written_bytes=written, drained=drained
+    ).SerializeToString()

@@ -1,0 +1,286 @@
+"""The gRPC transport: raw frames on one bidirectional stream per handoff, with credits.
+
+The prefill side sends frames and reads credits; the decode side checks each frame, writes it into
+the slab and answers. Only so many frames are unanswered, so a slow reader bounds the sender's
+memory. All bulk data of one pair shares one connection, apart from control calls.
+"""
+
+import asyncio
+import time
+
+import grpc.aio
+
+from protos.tandem.v1 import transfer_pb2
+from shared.errors import ConfigError, HandoffError, TandemError, TransportError
+from shared.rpc.channel import open_channel
+from shared.rpc.status import error_from_rpc
+from shared.transport.base import (
+    HEARTBEATS_PER_LEASE,
+    MAX_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
+    Grant,
+    SenderState,
+    TransferStats,
+    TransportContext,
+)
+from shared.transport.frames import FrameKind, encode_frame
+from shared.transport.hello import Peer, check_peer
+from shared.wire.identity import identity_from_pb, identity_to_pb
+
+NAME = "grpc"
+"""Name in grants, cards and metrics."""
+
+_HELLO_METHOD = "/tandem.v1.TransferService/Hello"
+
+_PUSH_METHOD = "/tandem.v1.TransferService/Push"
+
+_CONNECT_SECONDS = 3.0
+
+_SHORTEST_HEARTBEAT_SECONDS = 0.02
+
+_PushCall = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+class GrpcTransport:
+    """Senders over gRPC, one connection for each decode worker.
+
+    Args:
+        context: this side.
+
+    Raises:
+        ConfigError: chunk_bytes is outside 1 to 4 MiB.
+    """
+
+    name = NAME
+
+    def __init__(self, context: TransportContext) -> None:
+        if not MIN_CHUNK_BYTES <= context.chunk_bytes <= MAX_CHUNK_BYTES:
+            raise ConfigError(
+                f"chunk_bytes {context.chunk_bytes} is outside {MIN_CHUNK_BYTES} to "
+                f"{MAX_CHUNK_BYTES}: small frames cost calls, large ones memory; use 2 MiB"
+            )
+        self.chunk_bytes = context.chunk_bytes
+        self._own = Peer(model=context.model, incarnation=context.incarnation)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def sender(self) -> "GrpcSender":
+        """A sender for one handoff."""
+        return GrpcSender(self)
+
+    async def close(self) -> None:
+        """Drops all connections; senders still open fail."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    async def start_push(self, address: str, grant: Grant) -> tuple[_PushCall, int]:
+        """Says hello and opens a push stream; returns it and its credits.
+
+        Raises:
+            TransportError: unreachable, restarted since the grant, or another model or protocol.
+        """
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(address, own_connection=True)
+        hello = channel.unary_unary(
+            _HELLO_METHOD,
+            request_serializer=transfer_pb2.HelloRequest.SerializeToString,
+            response_deserializer=transfer_pb2.HelloResponse.FromString,
+        )
+        request = transfer_pb2.HelloRequest(
+            protocol=self._own.protocol,
+            model=identity_to_pb(self._own.model),
+            incarnation=self._own.incarnation,
+        )
+        try:
+            answer = await hello(request, timeout=_CONNECT_SECONDS, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise _transfer_error(error, address) from error
+        peer = Peer(
+            model=identity_from_pb(answer.model),
+            incarnation=answer.incarnation,
+            protocol=answer.protocol,
+        )
+        check_peer(self._own, peer, expected_incarnation=grant.incarnation)
+        if answer.max_chunk_bytes < self.chunk_bytes or answer.credits < 1:
+            raise TransportError(
+                f"{address} takes frames of {answer.max_chunk_bytes} bytes and gives "
+                f"{answer.credits} credits: its settings do not fit; lower chunk_bytes here"
+            )
+        return channel.stream_stream(_PUSH_METHOD)(), answer.credits
+
+
+class GrpcSender:
+    """Sends one handoff's bytes; made by `GrpcTransport.sender`."""
+
+    def __init__(self, transport: GrpcTransport) -> None:
+        self._transport = transport
+        self._state = SenderState.NEW
+        self._address = ""
+        self._grant = Grant(slot=0, generation=0)
+        self._call: _PushCall | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Condition()
+        self._write_lock = asyncio.Lock()
+        self._credits = 0
+        self._drained = False
+        self._failure: TandemError | None = None
+        self._frames_sent = 0
+        self._sent_bytes = 0
+        self._written_bytes = 0
+        self._busy_seconds = 0.0
+
+    async def open(self, *, address: str, grant: Grant) -> None:
+        """Connects and checks the other side; see `KvSender.open`."""
+        assert self._state is SenderState.NEW, "a sender is for one handoff"
+        self._address = address
+        self._grant = grant
+        call, self._credits = await self._transport.start_push(address, grant)
+        self._call = call
+        self._state = SenderState.OPEN
+        self._tasks = [
+            asyncio.create_task(self._read_answers(call)),
+            asyncio.create_task(self._keep_alive(call)),
+        ]
+
+    async def write(self, offset: int, data: memoryview | bytes) -> None:
+        """Sends bytes in frames; see `KvSender.write`."""
+        started = time.perf_counter()
+        view = memoryview(data).cast("B")
+        for start in range(0, view.nbytes, self._transport.chunk_bytes):
+            payload = view[start : start + self._transport.chunk_bytes]
+            await self._take_credit()
+            await self._send(FrameKind.DATA, offset=offset + start, payload=payload)
+            self._sent_bytes += payload.nbytes
+        self._busy_seconds += time.perf_counter() - started
+
+    async def seal(self) -> TransferStats:
+        """Sends the end frame and waits for its answer; see `KvSender.seal`."""
+        started = time.perf_counter()
+        await self._send(FrameKind.END)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._drained or self._failure is not None)
+        if not self._drained or self._written_bytes != self._sent_bytes:
+            raise self._failure or TransportError(
+                f"{self._address} wrote {self._written_bytes} of {self._sent_bytes} bytes: frames "
+                "were lost; start a new attempt"
+            )
+        self._state = SenderState.SEALED
+        await self._stop()
+        self._busy_seconds += time.perf_counter() - started
+        return TransferStats(bytes=self._sent_bytes, seconds=self._busy_seconds)
+
+    async def abort(self) -> None:
+        """Tears the stream down and waits for it; a sealed transfer stays sealed."""
+        if self._state is not SenderState.SEALED:
+            self._state = SenderState.CLOSED
+            await self._fail(TransportError("the transfer was given up here; start a new attempt"))
+        await self._stop()
+
+    async def _stop(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        if self._call is not None and self._state is not SenderState.SEALED:
+            self._call.cancel()
+        for task in tasks[1:] if self._state is SenderState.SEALED else tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take_credit(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._credits > 0 or self._failure is not None)
+            if self._failure is None:
+                self._credits -= 1
+
+    async def _send(
+        self, kind: FrameKind, *, offset: int = 0, payload: memoryview | bytes = b""
+    ) -> None:
+        if self._state is not SenderState.OPEN or self._call is None:
+            raise self._failure or TransportError(
+                f"this transfer is {self._state.value}: it was closed while bytes were still to be "
+                "sent; start a new attempt"
+            )
+        message = encode_frame(
+            kind,
+            slot=self._grant.slot,
+            generation=self._grant.generation,
+            offset=offset,
+            payload=payload,
+        )
+        try:
+            async with self._write_lock:
+                if self._failure is not None:
+                    raise self._failure
+                await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise await self._reason(self._call) from error
+        except asyncio.CancelledError:
+            # grpc says so too when the call, and not this task, was cancelled.
+            task = asyncio.current_task()
+            if self._failure is None or task is None or task.cancelling():
+                raise
+            raise self._failure from None
+        self._frames_sent += 1
+
+    async def _reason(self, call: _PushCall) -> TandemError:
+        """Why the stream is over; the reading task learns it at the same moment."""
+        await call.code()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure is not None)
+        assert self._failure is not None
+        return self._failure
+
+    async def _read_answers(self, call: _PushCall) -> None:
+        try:
+            async for raw in call:
+                answer = transfer_pb2.PushResponse.FromString(raw)
+                async with self._changed:
+                    self._credits += answer.credits
+                    self._written_bytes = answer.written_bytes
+                    self._drained = self._drained or answer.drained
+                    self._changed.notify_all()
+        except grpc.aio.AioRpcError as error:
+            await self._fail(_transfer_error(error, self._address))
+        except asyncio.CancelledError:
+            await self._fail(
+                TransportError("the transfer was cancelled while it wrote; start a new attempt")
+            )
+            raise
+        else:
+            await self._fail(
+                TransportError(
+                    f"{self._address} ended the transfer without a reason: it is shutting down; "
+                    "try another worker"
+                )
+            )
+
+    async def _fail(self, failure: TandemError) -> None:
+        async with self._changed:
+            if self._failure is None:
+                self._failure = failure
+            self._changed.notify_all()
+
+    async def _keep_alive(self, call: _PushCall) -> None:
+        """Renews the lease while nothing else is sent."""
+        period = max(
+            self._grant.lease_ms / 1000 / HEARTBEATS_PER_LEASE, _SHORTEST_HEARTBEAT_SECONDS
+        )
+        seen = -1
+        while not call.done():
+            if seen == self._frames_sent:
+                try:
+                    await self._send(FrameKind.HEARTBEAT)
+                except HandoffError:
+                    return  # the reading task holds the reason, the next write raises it
+            seen = self._frames_sent
+            await asyncio.sleep(period)
+
+
+def _transfer_error(error: grpc.aio.AioRpcError, address: str) -> TandemError:
+    """What a failed call means for the handoff; a named refusal stays what it is."""
+    meaning = error_from_rpc(error)
+    if isinstance(meaning, HandoffError):
+        return meaning
+    return TransportError(
+        f"the transfer to {address} broke off ({error.code().name}: {meaning.message}): the worker "
+        "died, restarted or cannot be reached; start a new attempt, on another worker if it recurs"
+    )
