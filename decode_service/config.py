@@ -1,0 +1,98 @@
+"""Settings of the decode service."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig:
+    """Settings of one decode worker: generates from handed-over KV caches with DELTA."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8201
+    """gRPC port; 0 picks a free one."""
+    admin_port: int = 9200
+    """Port of metrics and health pages; 0 picks a free one."""
+    model: str = "smollm2"
+    """Model to serve: a catalog name, a folder, a hub id or a GGUF file."""
+    model_name: str = ""
+    """Served name; empty takes the checkpoint's."""
+    cache_dir: Path | None = None
+    """Folder of downloaded models; the user's cache when left out."""
+    dtype: str = "float32"
+    """Element type of weights and KV cache: float32, bfloat16 or float16."""
+    device: str = "cpu"
+    """Device to run on, for example cpu or cuda:0."""
+    threads: int = 0
+    """Compute threads on a CPU; 0 leaves the library's choice."""
+    profile: str = ""
+    """Model profile, a name or a TOML file; empty takes the one that belongs to the model."""
+    worker_id: str = ""
+    """Name of this worker; empty makes one up."""
+    redis_url: str = ""
+    """Redis for discovery, for example redis://127.0.0.1:6379/0; empty publishes nothing."""
+    advertise_address: str = ""
+    """host:port that peers connect to; empty takes the bound one."""
+    log_format: str = "auto"
+    """Log lines: json, text, or auto (text on a terminal)."""
+    kv_bytes: int = 1024 * MIB
+    """Bytes of the KV cache, shared out as equally many pages of both length groups."""
+    pages_front: int = 0
+    """Pages of the whole layers, instead of a share of kv_bytes; 0 takes the share."""
+    pages_rest: int = 0
+    """Pages of the pruned layers, instead of a share of kv_bytes; 0 takes the share."""
+    slab_bytes: int = 512 * MIB
+    """Bytes of the landing slab; the longest unpruned prompt must fit."""
+    max_batch: int = 32
+    """Rows of one decode step; further rows wait."""
+    max_model_len: int = 0
+    """Longest context in tokens; 0 takes the model's."""
+    lease_s: float = 30.0
+    """Seconds a granted slab outlives its last sign of the writer."""
+    adopt_lease_s: float = 30.0
+    """Seconds an adopted KV cache waits for its Decode call."""
+    commit_wait_s: float = 5.0
+    """Seconds a Decode call waits for the commit, and a commit for the end of its push stream."""
+    quarantine_s: float = 30.0
+    """Longest seconds a given-up slab waits for its writer to go away."""
+    remember_s: float = 120.0
+    """Seconds a finished handoff is remembered, so that late messages are recognised."""
+    stream_queue_tokens: int = 256
+    """Unread tokens after which a row rests until its reader catches up."""
+    stall_s: float = 10.0
+    """Seconds without progress, with work at hand, after which the worker is not ready."""
+    stall_exit_s: float = 120.0
+    """Seconds without progress after which the process ends itself; 0 never does."""
+    drain_s: float = 60.0
+    """Longest seconds that a drain waits for running answers."""
+    poison: bool = False
+    """Fill freed pages with NaN, to find reads of stale memory."""
+
+    def __post_init__(self) -> None:
+        for names, lowest, unit in _BOUNDS:
+            for name in names:
+                value = getattr(self, name)
+                if not value >= lowest:
+                    raise ConfigError(
+                        f"decode setting {name} is {value}, but must be at least {lowest} {unit}"
+                    )
+        if self.log_format not in {"auto", "json", "text"}:
+            raise ConfigError(
+                f"decode setting log_format cannot be {self.log_format!r}: "
+                "choose auto, json or text"
+            )
+
+
+_BOUNDS: tuple[tuple[tuple[str, ...], float, str], ...] = (
+    (("kv_bytes", "slab_bytes"), 1, "bytes"),
+    (("max_batch",), 1, "rows"),
+    (("stream_queue_tokens",), 1, "tokens"),
+    (("port", "admin_port", "threads", "pages_front", "pages_rest", "max_model_len"), 0, ""),
+    (("lease_s", "adopt_lease_s", "commit_wait_s", "quarantine_s", "remember_s"), 0.01, "seconds"),
+    (("stall_s", "stall_exit_s", "drain_s"), 0, "seconds"),
+)

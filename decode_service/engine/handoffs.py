@@ -1,0 +1,191 @@
+"""Values of the reservation table: what is asked for, what is answered, one handoff's record."""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum
+
+from decode_service.engine.kv_cache import SequencePages
+from decode_service.engine.sequence import PromptKv
+from shared.errors import StaleWriteError
+from shared.kv.slab import SlabLease
+from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
+from shared.types.kv_manifest import KvManifest
+from shared.types.model_identity import ModelIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveSpec:
+    """What a prefill worker asks room for."""
+
+    handoff: HandoffKey
+    """Which handoff."""
+    model: ModelIdentity
+    """The asker's model."""
+    prompt_tokens: int
+    """KV slots of every whole layer."""
+    kept_tokens: int
+    """KV slots of every pruned layer."""
+    whole_layers: int
+    """Layers 0..whole_layers-1 are kept whole."""
+    slab_bytes: int
+    """Bytes of the slab."""
+    max_new_tokens: int
+    """Tokens to generate, the first one included."""
+    num_branches: int = 1
+    """Answers that share the prompt."""
+
+
+class BusyReason(Enum):
+    """Why there is no room now."""
+
+    SLAB_FULL = "slab_full"
+    PAGES_FULL = "pages_full"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """No room now."""
+
+    reason: BusyReason
+    """What is missing."""
+    retry_after_s: float
+    """When to ask again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationLimits:
+    """Durations and sizes that the table enforces."""
+
+    lease_s: float = 30.0
+    """Life of a grant without a sign of its writer."""
+    adopt_lease_s: float = 30.0
+    """Life of adopted KV without a Decode call."""
+    quarantine_s: float = 30.0
+    """Longest wait for the writer of a given-up slot."""
+    remember_s: float = 120.0
+    """How long ended handoffs are remembered."""
+    remember_max: int = 10_000
+    """How many ended handoffs are remembered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedKv:
+    """A verified KV cache in pages."""
+
+    manifest: KvManifest
+    """What was promised and verified."""
+    prompt: PromptKv
+    """Its pages and positions."""
+    prompt_ids: tuple[int, ...]
+    """Prompt tokens, or nothing when no penalty looks at them."""
+    seconds: float
+    """Duration of verification and scatter."""
+
+
+@dataclass(slots=True)
+class HandoffCounters:
+    """Totals since the start."""
+
+    granted: int = 0
+    busy: int = 0
+    adopted: int = 0
+    released: int = 0
+    aborted: int = 0
+    expired: int = 0
+    late: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """One handoff that holds something here."""
+
+    spec: ReserveSpec
+    lease: SlabLease
+    pages: SequencePages
+    machine: HandoffStateMachine
+    deadline: float | None
+    """Clock time at which the lease ends; None while the engine works on it."""
+    writer_active: bool = False
+    """A push stream has shown life and has not ended."""
+    pinned: bool = False
+    """The intake reads the slab or writes the pages."""
+    running: bool = False
+    """A Decode call has claimed it."""
+    adopted: AdoptedKv | None = None
+    """Set by the intake once the pages hold the prompt."""
+    holds_slab: bool = True
+    """False after the slab slot was given back or put in quarantine."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def key(self) -> HandoffKey:
+        """Which handoff."""
+        return self.spec.handoff
+
+    @property
+    def state(self) -> HandoffState:
+        """Where it stands."""
+        return self.machine.state
+
+    def notify(self) -> None:
+        """Wakes those who wait for a change of state."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def leave(self, states: frozenset[HandoffState], *, timeout_s: float) -> None:
+        """Waits until the state is none of `states` or time is over; the caller looks again."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.state in states:
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+
+class PastHandoffs:
+    """Ended handoffs, remembered for a while and in bounded number.
+
+    Args:
+        remember_s: how long.
+        remember_max: how many.
+    """
+
+    def __init__(self, *, remember_s: float, remember_max: int) -> None:
+        self._remember_s = remember_s
+        self._remember_max = remember_max
+        self._machines: OrderedDict[HandoffKey, tuple[HandoffStateMachine, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._machines)
+
+    def remember(self, machine: HandoffStateMachine, *, now: float) -> None:
+        """Keeps an ended (or draining) handoff in mind; the oldest one makes room."""
+        self._machines[machine.key] = (machine, now + self._remember_s)
+        if len(self._machines) > self._remember_max:
+            self._machines.popitem(last=False)
+
+    def late(self, key: HandoffKey) -> HandoffState | None:
+        """Counts a late message; its handoff's state, or None when it is unknown or forgotten."""
+        known = self._machines.get(key)
+        if known is None:
+            return None
+        known[0].late_events += 1
+        return known[0].state
+
+    def forget(self, now: float) -> None:
+        """Drops what is older than the given time allows."""
+        while self._machines:
+            key, (_, forget_at) = next(iter(self._machines.items()))
+            if forget_at > now:
+                return
+            del self._machines[key]
+
+
+def stale(key: HandoffKey, what: str) -> StaleWriteError:
+    """The error of a late, repeated or unknown message about a handoff."""
+    return StaleWriteError(
+        f"handoff {key.handoff_id!r} attempt {key.attempt} {what}: a late, repeated or unknown "
+        "message, or its lease ran out; start a new attempt"
+    )

@@ -1,0 +1,156 @@
+"""From a landed slab to pages: wait for the seal, verify, copy between two steps, adopt.
+
+A manifest that does not hold is refused and its handoff dropped; nothing is adopted in part.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from decode_service.engine.engine import DecodeEngine
+from decode_service.engine.handoffs import AdoptedKv, Reservation, stale
+from decode_service.engine.kv_cache import PagedKvCache, SequencePages
+from decode_service.engine.reservations import OPEN_TO_WRITES, ReservationTable
+from decode_service.engine.sequence import PromptKv
+from decode_service.engine.verify import ManifestVerifier, bytes_of
+from shared.kv.slab import Slab
+from shared.types.handoff import HandoffState
+from shared.types.kv_manifest import KvManifest, Segment, SegmentKind
+
+SCATTER_BYTES = 64 << 20
+"""Bytes copied between two decode steps; more would be felt as a pause by the running rows."""
+
+_COMMITTED = frozenset({HandoffState.COMMITTED})
+
+
+class Intake:
+    """Serves commits.
+
+    Args:
+        table: reservations.
+        slab: where pushes landed.
+        cache: pages.
+        engine: runs the copies between its steps.
+        verifier: checks the manifests.
+        clock: monotonic seconds.
+        commit_wait_s: longest wait for the end of the push stream.
+    """
+
+    def __init__(  # noqa: PLR0913  it joins the five parts of a handoff's end
+        self,
+        table: ReservationTable,
+        *,
+        slab: Slab,
+        cache: PagedKvCache,
+        engine: DecodeEngine,
+        verifier: ManifestVerifier,
+        clock: Callable[[], float],
+        commit_wait_s: float,
+    ) -> None:
+        self._table = table
+        self._slab = slab
+        self._cache = cache
+        self._engine = engine
+        self._verifier = verifier
+        self._clock = clock
+        self._commit_wait_s = commit_wait_s
+        self._tasks: set[asyncio.Task[AdoptedKv]] = set()
+
+    @property
+    def num_tasks(self) -> int:
+        """Commits in progress."""
+        return len(self._tasks)
+
+    async def commit(
+        self, manifest: KvManifest, *, slot: int, generation: int, prompt_ids: tuple[int, ...]
+    ) -> Reservation:
+        """Verifies and adopts; returns when the pages hold the prompt. Committing twice is fine.
+
+        Raises:
+            ManifestError: what landed is not what was promised; the handoff is dropped.
+            StaleWriteError: unknown, over, not sealed in time, or another slot or generation.
+        """
+        key = manifest.handoff
+        granted = self._table.find(key)
+        self._table.check_grant(granted, slot=slot, generation=generation)
+        await granted.leave(OPEN_TO_WRITES, timeout_s=self._commit_wait_s)
+        if granted.state in OPEN_TO_WRITES:
+            self._table.abort(key)
+            raise stale(key, "was committed, but its push did not end")
+        if granted.state is HandoffState.SEALED:
+            self._table.begin_commit(granted)
+            task = asyncio.create_task(self._adopt(granted, manifest, prompt_ids))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            # A caller that leaves must not stop a copy half-way: it runs on and is then reaped.
+            await asyncio.shield(task)
+            return granted
+        await granted.leave(_COMMITTED, timeout_s=self._commit_wait_s)
+        if granted.state is not HandoffState.ADOPTED:
+            raise stale(key, f"is {granted.state.value}")
+        return granted
+
+    async def _adopt(
+        self, granted: Reservation, manifest: KvManifest, prompt_ids: tuple[int, ...]
+    ) -> AdoptedKv:
+        started = self._clock()
+        adopted = None
+        try:
+            self._verifier.check_promises(manifest, spec=granted.spec, prompt_ids=prompt_ids)
+            lease = granted.lease
+            view = self._slab.view(lease.slot, lease.generation, 0, lease.nbytes)
+            layouts = await asyncio.to_thread(self._verifier.check_bytes, manifest, view)
+            prompt = PromptKv(
+                pages=granted.pages,
+                layouts=layouts,
+                layer_layouts=manifest.layer_layouts,
+                whole_layers=self._cache.whole_layers,
+                prompt_tokens=manifest.prompt_tokens,
+            )
+            await self._scatter(manifest, view, granted.pages)
+            adopted = AdoptedKv(
+                manifest=manifest,
+                prompt=prompt,
+                prompt_ids=prompt_ids,
+                seconds=self._clock() - started,
+            )
+        finally:
+            granted.adopted = adopted
+            self._table.end_commit(granted)
+        return adopted
+
+    async def _scatter(self, manifest: KvManifest, view: memoryview, pages: SequencePages) -> None:
+        for batch in _batches(manifest):
+            await self._engine.between_steps(partial(self._copy, manifest, batch, view, pages))
+
+    def _copy(
+        self,
+        manifest: KvManifest,
+        batch: list[Segment],
+        view: memoryview,
+        pages: SequencePages,
+    ) -> None:
+        geometry = self._cache.geometry
+        dtype = getattr(torch, geometry.dtype)
+        for segment in batch:
+            flat = torch.frombuffer(bytes_of(segment, view), dtype=dtype)
+            slots = manifest.layouts[manifest.layer_layouts[segment.index]].slots
+            kv = flat.view(2, slots, geometry.num_kv_heads, geometry.head_dim)
+            self._cache.write_prompt(pages, layer=segment.index, keys_NGD=kv[0], values_NGD=kv[1])
+
+
+def _batches(manifest: KvManifest) -> Iterator[list[Segment]]:
+    batch: list[Segment] = []
+    size = 0
+    for segment in manifest.segments:
+        if segment.kind is not SegmentKind.KV:
+            continue
+        batch.append(segment)
+        size += segment.length
+        if size >= SCATTER_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
