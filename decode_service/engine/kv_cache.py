@@ -102,7 +102,7 @@ class PagedKvCache:
         poison: fill free pages with NaN; a leak detector for tests and debugging.
     """
 
-    def __init__(  # noqa: PLR0913  geometry, split, two sizes, place, and the leak detector
+    def __init__(
         self,
         geometry: KvGeometry,
         *,

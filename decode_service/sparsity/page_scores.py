@@ -33,7 +33,7 @@ def top_pages(scores_P: torch.Tensor, *, budget: int, recency: int) -> torch.Ten
     num_pages = scores_P.shape[0]
     if num_pages <= budget:
         return torch.arange(num_pages, device=scores_P.device)
-    ranked_P = torch.nan_to_num(scores_P, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    ranked_P = torch.nan_to_num(scores_P, nan=-torch.inf)
     ranked_P[0] = torch.inf
     ranked_P[num_pages - recency :] = torch.inf
     order_P = torch.argsort(ranked_P, descending=True, stable=True)

@@ -1,0 +1,124 @@
+"""One decode step for a ragged batch of rows; rows join and leave between any two steps.
+
+The products of a layer run once for all rows, attention runs row by row over the pages that each
+row reads. Nothing is kept between steps outside the rows and the page cache.
+
+Shapes: B rows, E hidden width, H query heads, G KV heads, D head size, T slots read, V vocabulary.
+"""
+
+from typing import Protocol
+
+import torch
+
+from decode_service.engine.attention import DecodeAttention
+from decode_service.engine.kv_cache import LengthGroup, PagedKvCache
+from decode_service.engine.kv_reader import KvReader
+from decode_service.engine.row_step import KvRead, RowStep
+from decode_service.engine.sequence import Sequence
+from shared.model.rope import RopeTable
+from shared.model.rope_config import RopeKind
+from shared.model.transformer import Transformer
+
+
+class StepObserver(Protocol):
+    """Sees what a step reads."""
+
+    def layer_read(self, row: Sequence, *, layer: int, read: KvRead) -> None:
+        """Called for every layer of every row, in order, within the step."""
+
+
+class DecodeRunner:
+    """Feeds each row's last token and draws its next one.
+
+    Args:
+        model: the decoder.
+        cache: where the rows' pages are; its split fits the model.
+        attention: backend of one row's attention.
+        force_sparse: take the sparse path even where every page fits the budget (a check of the
+            sparse path; the result is the same within rounding).
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: PagedKvCache,
+        *,
+        attention: DecodeAttention,
+        force_sparse: bool = False,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._attention = attention
+        self._force_sparse = force_sparse
+        self._reader = KvReader(cache)
+        self._groups = [cache.group_of(layer) for layer in range(model.config.num_layers)]
+
+    @torch.inference_mode()
+    def forward(
+        self, rows: list[Sequence], *, observer: StepObserver | None = None
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Writes the KV of each row's last token and leaves the rows' own state alone.
+
+        Doing it again gives the same, so a failed step may be repeated.
+
+        Returns:
+            Float32 logits [B, V], and per row the KV slots read, summed over layers.
+        """
+        assert rows, "a step needs a row"
+        steps = [RowStep(row, self._cache, force_sparse=self._force_sparse) for row in rows]
+        device = self._model.device
+        ids_B = torch.tensor([row.generated[-1] for row in rows], device=device)
+        rope = self._rope([row.position for row in rows])
+        write_slots = self._write_slots(steps)
+        x_BE = self._model.embed(ids_B)
+        for index, layer in enumerate(self._model.layers):
+            q_BHD, k_BGD, v_BGD = layer.qkv(x_BE, rope)
+            keys, values = self._cache.pool_of(index).flat(index)
+            keys.index_copy_(0, write_slots[self._groups[index]], k_BGD)
+            values.index_copy_(0, write_slots[self._groups[index]], v_BGD)
+            x_BE = layer.finish(x_BE, self._attend(index, steps, q_BHD, observer))
+        return self._model.logits(x_BE), [step.attended for step in steps]
+
+    def _attend(
+        self,
+        layer: int,
+        steps: list[RowStep],
+        q_BHD: torch.Tensor,
+        observer: StepObserver | None,
+    ) -> torch.Tensor:
+        """Attention of every row in one layer, [B, H, D]."""
+        outputs = []
+        for index, step in enumerate(steps):
+            read = step.read_of(layer)
+            k_TGD, v_TGD = self._reader.view(layer, read)
+            scored = step.wants_scores(layer)
+            out_HD, scores_GT = self._attention.attend(q_BHD[index], k_TGD, v_TGD, scored=scored)
+            if scores_GT is not None:
+                step.choose(layer, scores_GT)
+            step.attended += read.slots
+            if observer is not None:
+                observer.layer_read(step.row, layer=layer, read=read)
+            outputs.append(out_HD)
+        return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)
+
+    def _write_slots(self, steps: list[RowStep]) -> dict[LengthGroup, torch.Tensor]:
+        return {
+            group: torch.tensor(
+                [step.write_slot(group) for step in steps], device=self._model.device
+            )
+            for group in set(self._groups)
+        }
+
+    def _rope(self, positions: list[int]) -> RopeTable:
+        """Rotations at the rows' original positions; the dynamic kind stretches row by row."""
+        positions_B = torch.tensor(positions, device=self._model.device)
+        if self._model.config.rope.kind is not RopeKind.DYNAMIC:
+            return self._model.rope(positions_B, context_tokens=max(positions) + 1)
+        tables = [
+            self._model.rope(positions_B[i : i + 1], context_tokens=position + 1)
+            for i, position in enumerate(positions)
+        ]
+        return RopeTable(
+            torch.cat([table.cos_TD for table in tables]),
+            torch.cat([table.sin_TD for table in tables]),
+        )

@@ -1,0 +1,117 @@
+"""One running answer: its KV, where it stands, what it has generated.
+
+Shapes: none; tensors live in the page cache and in the layouts.
+"""
+
+from dataclasses import dataclass, field
+
+from decode_service.engine.kv_cache import LengthGroup, SequencePages
+from decode_service.sparsity.base import LayerRole, PagePolicy
+from decode_service.sparsity.layouts import KvLayout
+from shared.errors import ManifestError
+from shared.types.handoff import HandoffKey
+from shared.types.sampling import SamplingParams, StopConditions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptKv:
+    """A prompt's KV in pages: which slots hold which positions."""
+
+    pages: SequencePages
+    """Pages of the row, growth included."""
+    layouts: tuple[KvLayout, ...]
+    """Slot-to-position maps."""
+    layer_layouts: tuple[int, ...]
+    """Layout of each layer."""
+    whole_layers: int
+    """The cache's split: layers 0..whole_layers-1 are in the FRONT group."""
+    prompt_tokens: int
+    """Original prompt length L; the first generated token's query sits at position L."""
+    slots: dict[LengthGroup, int] = field(init=False)
+    """Prompt slots in each group."""
+
+    def __post_init__(self) -> None:
+        ranges = {
+            LengthGroup.FRONT: self.layer_layouts[: self.whole_layers],
+            LengthGroup.REST: self.layer_layouts[self.whole_layers :],
+        }
+        slots = {group: self._common_slots(used) for group, used in ranges.items()}
+        object.__setattr__(self, "slots", slots)
+
+    def _common_slots(self, used: tuple[int, ...]) -> int:
+        counts = {self.layouts[index].slots for index in used}
+        if len(counts) > 1:
+            raise ManifestError(
+                f"layers of one length group arrived with {sorted(counts)} prompt slots: this "
+                f"worker keeps {self.whole_layers} layers whole; give both workers one profile"
+            )
+        return counts.pop() if counts else 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """State of one row between steps. The runner alone changes it."""
+
+    key: HandoffKey
+    """Which handoff it came from."""
+    prompt: PromptKv
+    """Its prompt."""
+    policy: PagePolicy
+    """Which pages its layers read."""
+    sampling: SamplingParams
+    """How its tokens are drawn."""
+    stop: StopConditions
+    """When it ends; here only `min_tokens` matters, the engine ends it."""
+    generated: list[int]
+    """Tokens of the answer; begins with the first token, which the prefill side drew."""
+    branch: int = 0
+    """Which of the answers to one prompt."""
+    draws: int = 1
+    """Generator draws made so far."""
+    prompt_ids: tuple[int, ...] = ()
+    """Prompt tokens, for the repetition penalty; may be empty when nothing needs them."""
+    steps: int = 0
+    """Decode steps done; as many generated tokens have their KV in pages."""
+    attended: int = 0
+    """KV slots read so far, summed over layers and steps."""
+    dense: int = 0
+    """KV slots that full attention over the unpruned prompt would have read.
+
+    Position + 1 in every layer of every step, the fed token included.
+    """
+    targets: dict[int, tuple[int, ...]] = field(init=False)
+    """Layouts of the sparse layers that each Δ-layer serves."""
+
+    def __post_init__(self) -> None:
+        assert len(self.policy.roles) == len(self.prompt.layer_layouts), "one role a layer"
+        assert self.generated, "the prefill side draws the first token"
+        self.targets = _targets(self.policy.roles, self.prompt.layer_layouts)
+
+    @property
+    def position(self) -> int:
+        """Position of the token that the next step feeds: L + t, whatever was pruned."""
+        return self.prompt.prompt_tokens + self.steps
+
+    def kv_length(self, group: LengthGroup) -> int:
+        """KV slots in use in one group."""
+        return self.prompt.slots[group] + self.steps
+
+    def banned_ids(self) -> tuple[int, ...]:
+        """Tokens that the next draw must not give: stop ids before `min_tokens`."""
+        early = len(self.generated) < self.stop.min_tokens
+        return self.stop.token_ids if early else ()
+
+
+def _targets(
+    roles: tuple[LayerRole, ...], layer_layouts: tuple[int, ...]
+) -> dict[int, tuple[int, ...]]:
+    """For each Δ-layer the layouts used before the next one, ascending."""
+    used: dict[int, set[int]] = {}
+    delta_layer = -1
+    for layer, role in enumerate(roles):
+        if role is LayerRole.DELTA:
+            delta_layer = layer
+            used[layer] = set()
+        elif role is LayerRole.SPARSE:
+            used[delta_layer].add(layer_layouts[layer])
+    return {layer: tuple(sorted(layouts)) for layer, layouts in used.items()}
