@@ -1,0 +1,274 @@
+"""One attempt of one request on one pair of workers."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.background import Background
+from gateway.clients.decode import DecodeClient
+from gateway.clients.events import (
+    DecodeAccepted,
+    DecodeCall,
+    DecodeEvent,
+    DecodeFinished,
+    FirstToken,
+    PrefillCall,
+    PrefillStarted,
+    Sealed,
+    Target,
+    Tokens,
+)
+from gateway.clients.prefill import PrefillClient
+from gateway.job import TextDelta
+from gateway.run_state import RunState
+from gateway.workers import Pair, Workers
+from shared.errors import HandoffError, OverloadedError, TandemError, UnavailableError
+from shared.types.handoff import HandoffKey
+
+_DRAIN_S = 2.0
+_HEARTBEATS_PER_LEASE = 6
+_RESENDABLE = (UnavailableError, HandoffError, OverloadedError)
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What an attempt works with."""
+
+    prefill: PrefillClient
+    """Calls to prefill workers."""
+    decode: DecodeClient
+    """Calls to decode workers."""
+    workers: Workers
+    """Load accounts and breakers."""
+    background: Background
+    """Runs what must not wait for the client."""
+
+
+class Attempt:
+    """Prefill on one worker, decode on another.
+
+    Closing `run()` early, or an error in it, tells both workers: the streams are cancelled and
+    Cancel or Abort is sent, so that either way alone is enough.
+
+    Args:
+        state: the request.
+        pair: the chosen workers.
+        services: the rest of the gateway.
+    """
+
+    def __init__(self, state: RunState, *, pair: Pair, services: Services) -> None:
+        self._state = state
+        self._pair = pair
+        self._services = services
+        self._key = state.next_key()
+        self._prefill_key = self._key
+        self._targets = list(pair.decodes)
+        self._sealed: Sealed | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._accepted = False
+        self._complete = False
+        self.blamed: Target = pair.prefill
+
+    def workers(self) -> set[str]:
+        """Names of both workers of the pair."""
+        decode = self._sealed.target if self._sealed is not None else self._targets[0]
+        return {self._pair.prefill.worker_id, decode.worker_id}
+
+    async def run(self) -> AsyncGenerator[TextDelta, None]:
+        """Yields text until the answer is complete.
+
+        Raises:
+            TandemError: the attempt failed; `blamed` names the worker.
+        """
+        tokens = len(self._state.job.prompt_ids)
+        held = self._services.workers.hold
+        try:
+            with held(self._pair.prefill.worker_id, tokens):
+                async with aclosing(self._prefill()) as deltas:
+                    async for delta in deltas:
+                        yield delta
+            if self._sealed is not None:
+                with held(self._sealed.target.worker_id, tokens):
+                    async with aclosing(self._decode()) as deltas:
+                        async for delta in deltas:
+                            yield delta
+        finally:
+            self._stop_heartbeat()
+            if not self._complete:
+                self._abandon()
+
+    async def _prefill(self) -> AsyncGenerator[TextDelta, None]:
+        state = self._state
+        stream = self._services.prefill.prefill(
+            self._pair.prefill.address, self._prefill_call(), timeout_s=state.remaining_s()
+        )
+        async with aclosing(stream) as events:
+            async for event in events:
+                self._services.workers.succeeded(self._pair.prefill.worker_id)
+                match event:
+                    case PrefillStarted():
+                        self._started(event)
+                    case FirstToken():
+                        if state.first is None:
+                            yield state.take_first(event.token)
+                            if state.answer.reason is not None:
+                                return
+                    case Sealed():
+                        self._take_sealed(event)
+                        return
+        raise UnavailableError("the prefill worker ended its stream too early: it is stopping")
+
+    async def _decode(self) -> AsyncGenerator[TextDelta, None]:
+        while True:
+            try:
+                async with aclosing(self._decode_once()) as deltas:
+                    async for delta in deltas:
+                        yield delta
+            except _RESENDABLE as error:
+                if self._accepted:
+                    raise
+                await self._resend(error)
+            else:
+                return
+
+    async def _decode_once(self) -> AsyncGenerator[TextDelta, None]:
+        assert self._sealed is not None
+        target = self._sealed.target
+        self.blamed = target
+        stream = self._services.decode.decode(
+            target.address, self._decode_call(), timeout_s=self._state.remaining_s()
+        )
+        async with aclosing(stream) as events:
+            async for event in events:
+                match event:
+                    case DecodeAccepted():
+                        self._taken_over(target)
+                    case Tokens():
+                        yield self._state.take_more(event.tokens)
+                        if self._state.answer.reason is not None:
+                            await self._await_end(events)
+                            return
+                    case DecodeFinished():
+                        yield self._state.decoded(event)
+                        self._complete = True
+                        return
+        raise UnavailableError("the decode worker ended its stream too early: it is stopping")
+
+    async def _await_end(self, events: AsyncIterator[DecodeEvent]) -> None:
+        """The decode worker finds the same end by itself; its counters come with it."""
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                async for event in events:
+                    if isinstance(event, DecodeFinished):
+                        self._state.decoded(event)
+                        self._complete = True
+                        return
+        except TimeoutError:
+            _log.warning("decode worker ran past the end", worker=self.blamed.worker_id)
+        except TandemError as error:
+            _log.warning("no counters of a complete answer", reason=error.message)
+
+    async def _resend(self, error: TandemError) -> None:
+        """Another decode worker gets the KV that the prefill worker still holds."""
+        assert self._sealed is not None
+        self._services.workers.failed(self._sealed.target.worker_id, error)
+        self._tell_decode(self._sealed.target, self._key)
+        self._targets = [t for t in self._targets if t != self._sealed.target]
+        if not self._targets:
+            raise error
+        _log.info("second delivery", reason=error.error_code, handoff_id=self._key.handoff_id)
+        self._key = self._state.next_key()
+        sealed = await self._services.prefill.resend(
+            self._pair.prefill.address,
+            self._prefill_key,
+            new_attempt=self._key.attempt,
+            targets=self._targets,
+            timeout_s=self._state.remaining_s(),
+        )
+        self._take_sealed(sealed)
+
+    def _started(self, event: PrefillStarted) -> None:
+        self._state.started(event)
+        kept = "pruned" if event.pruned else "not pruned"
+        self._state.report.route = (
+            f"pair: {self._pair.prefill.worker_id} -> {self._targets[0].worker_id}; "
+            f"{self._pair.reason}; {kept}: {event.pruning_reason}; attempt {self._key.attempt}"
+        )
+
+    def _take_sealed(self, event: Sealed) -> None:
+        report = self._state.report
+        report.route = report.route.replace(
+            f"-> {self._targets[0].worker_id};", f"-> {event.target.worker_id};"
+        )
+        self._sealed = event
+        self._state.sealed(event)
+        self._stop_heartbeat()
+        self._heartbeat = self._services.background.spawn(self._renew(event), name="renew")
+
+    def _taken_over(self, target: Target) -> None:
+        self._accepted = True
+        self._services.workers.succeeded(target.worker_id)
+        self._stop_heartbeat()
+        self._services.background.spawn(
+            self._services.prefill.release(self._pair.prefill.address, self._prefill_key),
+            name="release",
+        )
+
+    async def _renew(self, sealed: Sealed) -> None:
+        pause = max(0.05, sealed.lease_s / _HEARTBEATS_PER_LEASE)
+        while True:
+            await asyncio.sleep(pause)
+            await self._services.prefill.renew(self._pair.prefill.address, self._prefill_key)
+
+    def _stop_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+
+    def _abandon(self) -> None:
+        services = self._services
+        if not self._accepted:
+            services.background.spawn(
+                services.prefill.cancel(self._pair.prefill.address, self._prefill_key),
+                name="cancel prefill",
+            )
+        targets = self._targets if self._sealed is None else [self._sealed.target]
+        for target in targets:
+            self._tell_decode(target, self._key)
+
+    def _tell_decode(self, target: Target, key: HandoffKey) -> None:
+        services = self._services
+        if self._accepted:
+            work = services.decode.cancel(target.address, key)
+        else:
+            work = services.decode.abort(target.address, key, reason="request is over")
+        services.background.spawn(work, name="cancel decode")
+
+    def _prefill_call(self) -> PrefillCall:
+        job = self._state.job
+        first = self._state.first
+        return PrefillCall(
+            handoff=self._key,
+            token_ids=tuple(job.prompt_ids),
+            sampling=job.sampling,
+            stop=job.stop,
+            options=job.options,
+            targets=tuple(self._targets),
+            forced_first_token=None if first is None else first.token_id,
+        )
+
+    def _decode_call(self) -> DecodeCall:
+        job = self._state.job
+        assert self._state.first is not None
+        return DecodeCall(
+            handoff=self._key,
+            first_token=self._state.first.token_id,
+            sampling=job.sampling,
+            stop=job.stop,
+            options=job.options,
+        )

@@ -1,0 +1,42 @@
+"""Tasks that outlive the request that started them: cancels, releases, renewals."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from shared.errors import TandemError
+
+_log = structlog.get_logger(__name__)
+
+
+class Background:
+    """Keeps tasks referenced, logs their failures, waits for them at shutdown."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """Starts `work`; its errors are logged, never raised."""
+        task = asyncio.create_task(self._guard(work, name), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self, *, timeout_s: float) -> None:
+        """Waits for what runs, then cancels the rest."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+    @staticmethod
+    async def _guard(work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except TandemError as error:
+            _log.warning("background task failed", task=name, reason=error.message)

@@ -1,0 +1,1 @@
+"""Choice among live workers: one policy a file, all with one interface."""

@@ -1,0 +1,1 @@
+"""Calls to the workers; the only part of the gateway that sees their messages."""

@@ -1,0 +1,116 @@
+"""Calls to decode workers."""
+
+from collections.abc import AsyncGenerator
+
+import grpc.aio
+
+from gateway.clients.channels import Channels
+from gateway.clients.events import (
+    DecodeAccepted,
+    DecodeCall,
+    DecodeEvent,
+    DecodeFinished,
+    Tokens,
+)
+from gateway.clients.failures import worker_error
+from gateway.clients.prefill import CONTROL_TIMEOUT_S
+from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
+from shared.errors import HandoffError, UnavailableError
+from shared.types.handoff import HandoffKey
+from shared.types.sampling import FinishReason
+from shared.wire.errors import error_from_pb
+from shared.wire.identity import handoff_to_pb
+from shared.wire.options import options_to_pb
+from shared.wire.sampling import finish_from_pb, sampling_to_pb, stop_to_pb, token_from_pb
+
+
+class DecodeClient:
+    """The RPCs of DecodeService that a gateway makes; every failure is a TandemError."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+
+    async def decode(
+        self, address: str, call: DecodeCall, *, timeout_s: float
+    ) -> AsyncGenerator[DecodeEvent, None]:
+        """Generates; closing the iterator cancels it.
+
+        Raises:
+            TandemError: the worker refused or failed, or the connection broke.
+        """
+        stream = self._stub(address).Decode(
+            _request(call, timeout_s), timeout=timeout_s, wait_for_ready=False
+        )
+        try:
+            async for message in stream:
+                event = _event(message)
+                if event is not None:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise worker_error(error) from error
+        finally:
+            stream.cancel()
+
+    async def cancel(self, address: str, handoff: HandoffKey) -> None:
+        """Ends a generation within one step."""
+        request = decode_pb2.DecodeServiceCancelRequest(handoff=handoff_to_pb(handoff))
+        try:
+            await self._stub(address).Cancel(request, timeout=CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise worker_error(error) from error
+
+    async def abort(self, address: str, handoff: HandoffKey, *, reason: str) -> None:
+        """Ends a handoff before its commit."""
+        request = decode_pb2.AbortRequest(handoff=handoff_to_pb(handoff), reason=reason)
+        try:
+            await self._stub(address).Abort(request, timeout=CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise worker_error(error) from error
+
+    def _stub(self, address: str) -> "decode_pb2_grpc.DecodeServiceAsyncStub":
+        return decode_pb2_grpc.DecodeServiceStub(self._channels.get(address))
+
+
+def _request(call: DecodeCall, timeout_s: float) -> decode_pb2.DecodeRequest:
+    return decode_pb2.DecodeRequest(
+        handoff=handoff_to_pb(call.handoff),
+        branch=0,
+        first_token=call.first_token,
+        sampling=sampling_to_pb(call.sampling),
+        stop=stop_to_pb(call.stop),
+        options=options_to_pb(call.options),
+        deadline_ms=max(1, round(timeout_s * 1000)),
+    )
+
+
+def _event(message: decode_pb2.DecodeResponse) -> DecodeEvent | None:
+    match message.WhichOneof("event"):
+        case "accepted":
+            return DecodeAccepted(message.accepted.worker_id)
+        case "tokens":
+            return Tokens(tuple(token_from_pb(token) for token in message.tokens.tokens))
+        case "finished":
+            return _finished(message.finished)
+        case _:
+            return None
+
+
+def _finished(message: decode_pb2.DecodeFinished) -> DecodeFinished:
+    reason = finish_from_pb(message.reason)
+    if reason is FinishReason.ERROR:
+        if message.HasField("error"):
+            raise error_from_pb(message.error)
+        raise HandoffError("the decode worker ended with an unnamed error: see its log")
+    if reason is FinishReason.CANCELLED:
+        raise UnavailableError(
+            "the decode worker cancelled the answer: it drains or the handoff expired; "
+            "send the request again",
+            code="draining",
+        )
+    return DecodeFinished(
+        reason=reason,
+        stop_match=message.stop_match or None,
+        attended=message.attended,
+        dense=message.dense,
+        phases_s={phase.phase: phase.seconds for phase in message.phases},
+    )

@@ -1,0 +1,131 @@
+"""What workers report, without their messages."""
+
+from dataclasses import dataclass
+
+from shared.types.handoff import HandoffKey
+from shared.types.options import RequestOptions
+from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A worker and where to reach it."""
+
+    worker_id: str
+    """Its name."""
+    address: str
+    """host:port."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCall:
+    """Everything a prefill needs."""
+
+    handoff: HandoffKey
+    """Names the attempt."""
+    token_ids: tuple[int, ...]
+    """The prompt."""
+    sampling: SamplingParams
+    """Of the first token."""
+    stop: StopConditions
+    """Sizes the decode reservation."""
+    options: RequestOptions
+    """Overrides of the profile."""
+    targets: tuple[Target, ...]
+    """Decode workers in order of preference."""
+    forced_first_token: int | None = None
+    """The token that a client has already seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCall:
+    """Everything a generation needs."""
+
+    handoff: HandoffKey
+    """The adopted handoff."""
+    first_token: int
+    """As the client saw it."""
+    sampling: SamplingParams
+    """How to go on."""
+    stop: StopConditions
+    """When to end."""
+    options: RequestOptions
+    """Overrides of the profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillStarted:
+    """The prompt's turn came."""
+
+    queue_seconds: float
+    """Wait at the prefill worker."""
+    kept_tokens: int
+    """Tokens kept after the pruning layer."""
+    pruned: bool
+    """False: all were kept."""
+    pruning_reason: str
+    """Why it was or was not pruned."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Sampled by the prefill worker."""
+
+    token: SampledToken
+    """The token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """A decode worker holds the KV."""
+
+    target: Target
+    """Which."""
+    kv_bytes: int
+    """Bytes that moved."""
+    transport: str
+    """What moved them."""
+    kept_tokens: int
+    """Tokens kept after the pruning layer."""
+    phases_s: dict[str, float]
+    """Durations, in seconds."""
+    lease_s: float
+    """How long the prefill worker holds the bytes for a second delivery."""
+
+
+PrefillEvent = PrefillStarted | FirstToken | Sealed
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeAccepted:
+    """The row joins at the next step."""
+
+    worker_id: str
+    """Where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """New tokens."""
+
+    tokens: tuple[SampledToken, ...]
+    """In order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeFinished:
+    """The generation ended."""
+
+    reason: FinishReason
+    """STOP or LENGTH; the others arrive as errors."""
+    stop_match: str | None
+    """What stopped it."""
+    attended: int
+    """KV slots read."""
+    dense: int
+    """KV slots full attention would have read."""
+    phases_s: dict[str, float]
+    """Durations, in seconds."""
+
+
+DecodeEvent = DecodeAccepted | Tokens | DecodeFinished

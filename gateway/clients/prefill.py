@@ -1,0 +1,155 @@
+"""Calls to prefill workers."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+import grpc.aio
+
+from gateway.clients.channels import Channels
+from gateway.clients.events import (
+    FirstToken,
+    PrefillCall,
+    PrefillEvent,
+    PrefillStarted,
+    Sealed,
+    Target,
+)
+from gateway.clients.failures import worker_error
+from protos.tandem.v1 import prefill_pb2, prefill_pb2_grpc
+from shared.errors import InternalError
+from shared.types.handoff import HandoffKey
+from shared.wire.errors import error_from_pb
+from shared.wire.identity import handoff_to_pb
+from shared.wire.options import options_to_pb
+from shared.wire.sampling import sampling_to_pb, stop_to_pb, token_from_pb
+
+CONTROL_TIMEOUT_S = 5.0
+
+
+class PrefillClient:
+    """All RPCs of PrefillService; every failure is a TandemError."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+
+    async def prefill(
+        self, address: str, call: PrefillCall, *, timeout_s: float
+    ) -> AsyncGenerator[PrefillEvent, None]:
+        """Runs a prompt; closing the iterator cancels it.
+
+        Raises:
+            TandemError: the worker refused or failed, or the connection broke.
+        """
+        stream = self._stub(address).Prefill(
+            _request(call, timeout_s), timeout=timeout_s, wait_for_ready=False
+        )
+        try:
+            async for message in stream:
+                event = _event(message)
+                if event is not None:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise worker_error(error) from error
+        finally:
+            stream.cancel()
+
+    async def resend(
+        self,
+        address: str,
+        handoff: HandoffKey,
+        *,
+        new_attempt: int,
+        targets: Sequence[Target],
+        timeout_s: float,
+    ) -> Sealed:
+        """Delivers sealed KV to another decode worker.
+
+        Raises:
+            TandemError: nothing is held any more, or no target took it.
+        """
+        request = prefill_pb2.ResendRequest(
+            handoff=handoff_to_pb(handoff), new_attempt=new_attempt, targets=_targets(targets)
+        )
+        try:
+            response = await self._stub(address).Resend(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise worker_error(error) from error
+        return _sealed(response.sealed)
+
+    async def renew(self, address: str, handoff: HandoffKey) -> float:
+        """Prolongs the hold; returns the remaining seconds, 0 when nothing is held."""
+        request = prefill_pb2.RenewRequest(handoffs=[handoff_to_pb(handoff)])
+        try:
+            response = await self._stub(address).Renew(request, timeout=CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise worker_error(error) from error
+        return 0.0 if response.unknown else response.lease_ms / 1000
+
+    async def release(self, address: str, handoff: HandoffKey) -> None:
+        """Drops sealed KV."""
+        request = prefill_pb2.ReleaseRequest(handoff=handoff_to_pb(handoff))
+        try:
+            await self._stub(address).Release(request, timeout=CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise worker_error(error) from error
+
+    async def cancel(self, address: str, handoff: HandoffKey) -> None:
+        """Stops a prompt in any phase."""
+        request = prefill_pb2.PrefillServiceCancelRequest(handoff=handoff_to_pb(handoff))
+        try:
+            await self._stub(address).Cancel(request, timeout=CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise worker_error(error) from error
+
+    def _stub(self, address: str) -> "prefill_pb2_grpc.PrefillServiceAsyncStub":
+        return prefill_pb2_grpc.PrefillServiceStub(self._channels.get(address))
+
+
+def _request(call: PrefillCall, timeout_s: float) -> prefill_pb2.PrefillRequest:
+    return prefill_pb2.PrefillRequest(
+        handoff=handoff_to_pb(call.handoff),
+        token_ids=call.token_ids,
+        sampling=sampling_to_pb(call.sampling),
+        stop=stop_to_pb(call.stop),
+        options=options_to_pb(call.options),
+        targets=_targets(call.targets),
+        deadline_ms=max(1, round(timeout_s * 1000)),
+        forced_first_token=call.forced_first_token,
+        num_branches=1,
+    )
+
+
+def _targets(targets: Sequence[Target]) -> list[prefill_pb2.DecodeTarget]:
+    return [prefill_pb2.DecodeTarget(worker_id=t.worker_id, address=t.address) for t in targets]
+
+
+def _event(message: prefill_pb2.PrefillResponse) -> PrefillEvent | None:
+    match message.WhichOneof("event"):
+        case "started":
+            pruning = message.started.pruning
+            return PrefillStarted(
+                queue_seconds=message.started.queue_seconds,
+                kept_tokens=pruning.kept_tokens,
+                pruned=pruning.pruned,
+                pruning_reason=pruning.reason,
+            )
+        case "first_tokens":
+            if not message.first_tokens.tokens:
+                raise InternalError("the prefill worker sent no first token: a defect; see its log")
+            return FirstToken(token_from_pb(message.first_tokens.tokens[0]))
+        case "sealed":
+            return _sealed(message.sealed)
+        case "failed":
+            raise error_from_pb(message.failed)
+        case _:
+            return None
+
+
+def _sealed(message: prefill_pb2.PrefillSealed) -> Sealed:
+    return Sealed(
+        target=Target(message.target.worker_id, message.target.address),
+        kv_bytes=message.kv_bytes,
+        transport=message.transport,
+        kept_tokens=message.kept_tokens,
+        phases_s={phase.phase: phase.seconds for phase in message.phases},
+        lease_s=message.lease_ms / 1000,
+    )

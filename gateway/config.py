@@ -1,0 +1,80 @@
+"""Settings of the gateway."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Fronts the pair: OpenAI-compatible REST, gRPC, routing and admission."""
+
+    host: str = "127.0.0.1"
+    """Address to bind all three servers to."""
+    port: int = 8000
+    """REST port; 0 picks a free one."""
+    grpc_port: int = 8001
+    """gRPC port; 0 picks a free one."""
+    admin_port: int = 9000
+    """Port of metrics and health for operators; 0 picks a free one."""
+    model: str = "smollm2"
+    """Model whose tokenizer and chat template are used: a pulled model's name or a folder."""
+    model_dir: str = ""
+    """Folder with the tokenizer; empty takes that of `model` in the cache."""
+    model_name: str = ""
+    """Name that clients use; empty takes the workers' name."""
+    cache_dir: Path | None = None
+    """Cache of pulled models; TANDEM_CACHE_DIR or ~/.cache/tandem when unset."""
+    prefill_workers: tuple[str, ...] = ()
+    """Prefill workers, host:port separated by commas (static discovery)."""
+    decode_workers: tuple[str, ...] = ()
+    """Decode workers, host:port separated by commas (static discovery)."""
+    redis_url: str = ""
+    """Redis for discovery, for example redis://localhost:6379/0; empty uses the two lists."""
+    worker_id: str = ""
+    """Name of this gateway in logs; empty makes one."""
+    balancer: str = "least_loaded"
+    """How workers are chosen: least_loaded or round_robin."""
+    max_body_bytes: int = 8 * 1024 * 1024
+    """Largest request body, in bytes; more is 413."""
+    queue_tokens: int = 131_072
+    """Prompt tokens that may wait for their prefill to start; more is 429."""
+    request_timeout_s: float = 600.0
+    """Longest life of a request, in seconds."""
+    keepalive_s: float = 10.0
+    """Silence after which a stream gets a comment line, in seconds."""
+    poll_interval_s: float = 1.0
+    """Pause between two looks at a static worker, in seconds."""
+    breaker_failures: int = 3
+    """Consecutive connection failures that take a worker out of rotation."""
+    breaker_cooldown_s: float = 5.0
+    """How long it stays out before one trial, in seconds; doubles up to a minute."""
+    max_retries: int = 2
+    """Attempts after the first one when a worker fails before its answer began."""
+    drain_timeout_s: float = 30.0
+    """Wait for running requests at shutdown, in seconds."""
+    strict_params: bool = False
+    """Refuse unknown request fields with 400 instead of naming them in a header."""
+    reflection: bool = True
+    """Serve gRPC reflection."""
+    log_format: str = "auto"
+    """auto, json or text."""
+
+    def __post_init__(self) -> None:
+        positive = {
+            "max_body_bytes": self.max_body_bytes,
+            "queue_tokens": self.queue_tokens,
+            "request_timeout_s": self.request_timeout_s,
+            "keepalive_s": self.keepalive_s,
+            "poll_interval_s": self.poll_interval_s,
+            "breaker_failures": self.breaker_failures,
+            "breaker_cooldown_s": self.breaker_cooldown_s,
+        }
+        for name, value in positive.items():
+            if value <= 0:
+                raise ConfigError(
+                    f"{name} is {value}, but nothing works without it; give a value above 0"
+                )
+        if self.max_retries < 0:
+            raise ConfigError(f"max_retries is {self.max_retries}; give 0 or more")

@@ -1,0 +1,105 @@
+"""What the pipeline is asked for and what it answers with, whatever the API."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.types.options import RequestOptions
+from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationJob:
+    """One prompt to answer, checked and tokenized."""
+
+    request_id: str
+    """Names the request in logs of every role; the handoff id is made from it."""
+    endpoint: str
+    """Route template or RPC name, for metrics."""
+    model: str
+    """Served model name."""
+    prompt_ids: Sequence[int]
+    """The prompt."""
+    sampling: SamplingParams
+    """How tokens are drawn; the seed is set."""
+    stop: StopConditions
+    """When the answer ends."""
+    options: RequestOptions
+    """Overrides of the model profile."""
+    include_stop: bool = False
+    """The matched stop string stays in the text."""
+    arrived: float
+    """Arrival, on the monotonic clock."""
+    deadline: float
+    """End of the request's time, on the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """New tokens, and the text that is certain by now."""
+
+    text: str
+    """Often empty: half characters and possible stop strings are held back."""
+    tokens: tuple[SampledToken, ...]
+    """The tokens of the answer that arrived, in order; the end-of-text token is not among them."""
+    completion_tokens: int
+    """Generated so far, the end-of-text token included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """End of an answer."""
+
+    reason: FinishReason
+    """STOP or LENGTH."""
+    stop_match: str | None
+    """The stop string, or the stop id in decimal, that ended it."""
+    prompt_tokens: int
+    """The whole prompt, pruned or not."""
+    completion_tokens: int
+    """Generated tokens, the end-of-text token included."""
+    report: "RequestReport"
+    """What the pair did."""
+
+
+Event = TextDelta | Finished
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestReport:
+    """What the pair did for one request; filled in while it runs."""
+
+    ttft_s: float = 0.0
+    """Arrival to first token at the gateway, in seconds."""
+    tokens_per_s: float = 0.0
+    """Tokens after the first, per second of the time after the first; 0 for a single token."""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Durations by phase, in seconds, each measured by the process that ran it."""
+    prompt_tokens: int = 0
+    """Prompt tokens."""
+    kept_tokens: int = 0
+    """Tokens kept after the pruning layer."""
+    kv_bytes: int = 0
+    """KV bytes that moved."""
+    transport: str = "none"
+    """What moved them."""
+    attended: int = 0
+    """KV slots read at decode, summed over layers and steps."""
+    dense: int = 0
+    """KV slots that full attention over the whole prompt would have read."""
+    route: str = ""
+    """Which workers, chosen how, and whether the prompt was pruned."""
+
+    def to_json(self) -> dict[str, object]:
+        """The `tandem` object of a response; durations in milliseconds."""
+        return {
+            "ttft_ms": round(self.ttft_s * 1000, 3),
+            "tokens_per_s": round(self.tokens_per_s, 3),
+            "phases_ms": {name: round(s * 1000, 3) for name, s in self.phases_s.items()},
+            "prompt_tokens": self.prompt_tokens,
+            "kept_tokens": self.kept_tokens,
+            "kv_bytes": self.kv_bytes,
+            "transport": self.transport,
+            "attended": self.attended,
+            "dense": self.dense,
+            "route": self.route,
+        }

@@ -1,0 +1,1 @@
+"""HTTP endpoints: parse, call the pipeline, answer."""

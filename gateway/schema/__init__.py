@@ -1,0 +1,1 @@
+"""Request bodies: shapes, ranges, and what they mean for the pair."""

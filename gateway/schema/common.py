@@ -1,0 +1,108 @@
+"""Fields that chat and plain completions share."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from shared.wire.sampling import MAX_BIAS, MAX_LOGPROBS, MAX_STOP_STRINGS
+
+MAX_SEED = 2**64 - 1
+MIN_SEED = -(2**63)
+
+ACCEPTED_WITHOUT_EFFECT = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "verbosity",
+        "parallel_tool_calls",
+    }
+)
+"""Known fields of the API that need nothing from us; they are not reported as ignored."""
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class Body(BaseModel):
+    """Base of every object in a request: no coercion, no NaN, unknown fields are kept aside."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class TandemOptions(Body):
+    """`tandem`: overrides of the model profile."""
+
+    mode: Literal["auto", "full", "prune", "sparse", "both"] | None = None
+    keep_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_keep: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    page_budget: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    recency_pages: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
+
+class GenerationBody(Body):
+    """What every generating endpoint takes."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]] | None,
+        BeforeValidator(_as_list),
+        Field(max_length=MAX_STOP_STRINGS),
+    ] = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tandem: TandemOptions | None = None
+
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk carries usage."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def top_logprob_count(self) -> int | None:
+        """Alternatives asked for at each token; None without log-probabilities."""
+        raise NotImplementedError
+
+    def answer_limit(self) -> int | None:
+        """The answer's token limit as the client set it."""
+        return self.max_tokens
+
+    def unsupported(self) -> dict[str, tuple[Any, str]]:
+        """Known parameters set to something this server cannot do: name to (value, hint)."""
+        if self.n is not None and self.n > 1:
+            return {"n": (self.n, "send the request several times")}
+        return {}
+
+
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+"""How many alternatives a client may ask for."""

@@ -1,0 +1,69 @@
+"""Body of /v1/completions."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from gateway.schema.common import GenerationBody
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 64
+
+
+def _prompts(value: object) -> object:
+    """All forms of `prompt` as a list of strings and token lists."""
+    if isinstance(value, str) or _is_ids(value):
+        value = [value]
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_PROMPTS:
+        raise ValueError(
+            f"must be a string, a list of token ids, or a list of 1 to {MAX_PROMPTS} of these"
+        )
+    for entry in value:
+        if not isinstance(entry, str) and not _is_ids(entry):
+            raise ValueError("each prompt must be a string or a non-empty list of token ids")
+        if entry == "":
+            raise ValueError("an empty prompt has nothing to continue; send at least one token")
+    return value
+
+
+def _is_ids(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(token_id) is int and token_id >= 0 for token_id in value)
+    )
+
+
+class CompletionBody(GenerationBody):
+    """A plain completion request; `prompt` holds texts and token-id lists after parsing."""
+
+    prompt: Annotated[Any, BeforeValidator(_prompts)]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+
+    def answer_limit(self) -> int | None:
+        """`max_tokens`, 16 when unset, as the API says."""
+        return self.max_tokens if self.max_tokens is not None else DEFAULT_MAX_TOKENS
+
+    def top_logprob_count(self) -> int | None:
+        """`logprobs`."""
+        return self.logprobs
+
+    def unsupported(self) -> dict[str, tuple[Any, str]]:
+        """Echo, insertion and best-of."""
+        found: dict[str, tuple[Any, str]] = {
+            "echo": (self.echo, "put the prompt before the answer yourself"),
+            "suffix": (self.suffix, "this model only continues text"),
+            "best_of": (
+                self.best_of if self.best_of != 1 else None,
+                "send the request several times",
+            ),
+        }
+        if self.stream and len(self.prompt) > 1:
+            found["prompt"] = (
+                "several prompts with stream",
+                "send one prompt a stream, or set stream to false",
+            )
+        return super().unsupported() | {name: entry for name, entry in found.items() if entry[0]}

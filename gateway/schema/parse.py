@@ -1,0 +1,108 @@
+"""Bytes of a body into a checked request, or the error that names the field."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import ValidationError
+
+from gateway.schema.common import GenerationBody
+from shared.errors import InvalidRequestError
+
+B = TypeVar("B", bound=GenerationBody)
+
+MISSING = "missing_required_parameter"
+UNSUPPORTED = "unsupported_parameter"
+
+
+def parse_body(raw: bytes, cls: type[B]) -> B:
+    """Parses and checks one request.
+
+    Raises:
+        InvalidRequestError: not JSON, wrong types, values out of range, contradictions, or known
+            parameters that this server cannot honour; `param` is the dotted path.
+    """
+    value = parse_object(raw)
+    try:
+        body = cls.model_validate(value)
+    except ValidationError as error:
+        raise _explain(error) from error
+    _check_combinations(body, value)
+    for name, (_, hint) in body.unsupported().items():
+        raise InvalidRequestError(
+            f"{name} is not supported by this server as it was set; {hint}",
+            code=UNSUPPORTED,
+            param=name,
+        )
+    return body
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`.
+
+    Raises:
+        InvalidRequestError: not JSON, or not an object.
+    """
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(
+            f"the body is not valid JSON ({error}); send one JSON object in UTF-8",
+            param=_not_a_number(raw),
+        ) from error
+    if not isinstance(value, dict):
+        raise InvalidRequestError(
+            f"the body is a JSON {type(value).__name__}, not an object; send one object"
+        )
+    return value
+
+
+def _explain(error: ValidationError) -> InvalidRequestError:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return InvalidRequestError(
+            f"{param} is required and missing; add it to the body", code=MISSING, param=param
+        )
+    text = first["msg"].removeprefix("Value error, ")
+    return InvalidRequestError(f"{param}: {text[0].lower()}{text[1:]}; correct it", param=param)
+
+
+def _check_combinations(body: GenerationBody, value: dict[str, Any]) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError(
+            "stream_options was sent without stream; set stream to true or leave it out",
+            param="stream_options",
+        )
+    if value.get("top_logprobs") is not None and body.top_logprob_count() is None:
+        raise InvalidRequestError(
+            "top_logprobs was sent without logprobs; set logprobs to true", param="top_logprobs"
+        )
+    limit = body.answer_limit()
+    if limit is not None and (body.min_tokens or 0) > limit:
+        raise InvalidRequestError(
+            f"min_tokens is {body.min_tokens}, above the limit of {limit} tokens; lower it",
+            param="min_tokens",
+        )
+
+
+def _not_a_number(raw: bytes) -> str | None:
+    """Path of the first NaN or Infinity, which many encoders write and JSON does not have."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return next(_non_finite(value, ()), None)
+
+
+def _non_finite(value: object, path: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield ".".join(path)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _non_finite(inner, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _non_finite(inner, (*path, str(index)))

@@ -1,0 +1,86 @@
+"""Fields nobody knows: accepted, named in a header, with a hint when they look like a typo."""
+
+import re
+from collections.abc import Iterable
+
+from gateway.schema.chat import ChatBody
+from gateway.schema.common import ACCEPTED_WITHOUT_EFFECT, Body, GenerationBody
+from shared.errors import InvalidRequestError
+
+IGNORED_HEADER = "x-ignored-params"
+HINT_HEADER = "x-param-hint"
+
+_MAX_NAMES = 16
+_MAX_DISTANCE = 2
+_MIN_LENGTH = 4
+_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.\-]")
+
+
+def check_unknown(body: GenerationBody, *, strict: bool) -> dict[str, str]:
+    """Response headers that name the ignored fields; empty when all are known.
+
+    Raises:
+        InvalidRequestError: `strict` and there is one.
+    """
+    found = list(_unknown(body))
+    if not found:
+        return {}
+    hints = [f"{name} -> {near}" for name, known in found if (near := _nearest(name, known))]
+    if strict:
+        hint = f"; did you mean {hints[0].partition(' -> ')[2]}?" if hints else "; remove it"
+        raise InvalidRequestError(f"unknown field {found[0][0]}{hint}", param=found[0][0])
+    headers = {IGNORED_HEADER: ", ".join(_clean(name) for name, _ in found[:_MAX_NAMES])}
+    if hints:
+        headers[HINT_HEADER] = ", ".join(_clean_hint(hint) for hint in hints[:_MAX_NAMES])
+    return headers
+
+
+def _unknown(body: GenerationBody) -> Iterable[tuple[str, Iterable[str]]]:
+    known = set(type(body).model_fields) | ACCEPTED_WITHOUT_EFFECT
+    for name in body.model_extra or {}:
+        if name not in ACCEPTED_WITHOUT_EFFECT:
+            yield name, known
+    nested: tuple[tuple[str, Body | None], ...] = (
+        ("stream_options", body.stream_options),
+        ("tandem", body.tandem),
+    )
+    for parent, inner in nested:
+        for name in (inner.model_extra or {}) if inner is not None else ():
+            fields = type(inner).model_fields
+            yield f"{parent}.{name}", [f"{parent}.{field}" for field in fields]
+    if isinstance(body, ChatBody):
+        for name in body.ignored_variables():
+            yield name, ()
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    if len(name) < _MIN_LENGTH:
+        return None
+    best = min(known, key=lambda other: (_distance(name, other), other), default=None)
+    return best if best is not None and _distance(name, best) <= _MAX_DISTANCE else None
+
+
+def _distance(a: str, b: str) -> int:
+    """Edits between two names, a swap of neighbours counting once; stops caring above the limit."""
+    if abs(len(a) - len(b)) > _MAX_DISTANCE:
+        return _MAX_DISTANCE + 1
+    before: list[int] = []
+    last = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        row = [i]
+        for j, y in enumerate(b, start=1):
+            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        before, last = last, row
+    return last[-1]
+
+
+def _clean(name: str) -> str:
+    return _UNPRINTABLE.sub("?", name)[:64]
+
+
+def _clean_hint(hint: str) -> str:
+    name, _, near = hint.partition(" -> ")
+    return f"{_clean(name)} -> {near}"

@@ -1,0 +1,211 @@
+"""Who is alive, how busy they are as far as this gateway knows, and which pair comes next."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from shared.discovery.base import Discovery
+from shared.discovery.card import WorkerCard
+
+from gateway.balancing.base import Balancer, Candidate
+from gateway.breaker import Breaker, BreakerSettings
+from gateway.clients.events import Target
+from shared.errors import TandemError, UnavailableError
+
+PREFILL = "prefill"
+DECODE = "decode"
+
+_MAX_TARGETS = 3
+_RETRY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """The workers of one attempt."""
+
+    prefill: Target
+    """Reads the prompt."""
+    decodes: tuple[Target, ...]
+    """May take the KV, in order of preference; at least one."""
+    reason: str
+    """How they were chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What the live workers serve."""
+
+    name: str
+    """Their name for it."""
+    max_model_len: int
+    """Longest context all of them take, in tokens."""
+    model_hash: str
+    """Over configuration and weights."""
+
+
+class Workers:
+    """Live view over a discovery.
+
+    Args:
+        discovery: source of cards.
+        policy: name of the balancer, for reports.
+        make_balancer: makes one balancer a role.
+        breaker: settings of every worker's breaker.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        *,
+        policy: str,
+        make_balancer: Callable[[], Balancer],
+        breaker: BreakerSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._discovery = discovery
+        self._policy = policy
+        self._balancers = {PREFILL: make_balancer(), DECODE: make_balancer()}
+        self._breaker_settings = breaker
+        self._clock = clock
+        self._breakers: dict[str, Breaker] = {}
+        self._in_flight: dict[str, int] = {}
+
+    @property
+    def degraded(self) -> bool:
+        """Whether discovery works on what it last knew."""
+        return self._discovery.degraded
+
+    def choose(self, *, avoid: set[str]) -> Pair:
+        """The next pair; workers in `avoid` only when there is no other.
+
+        Raises:
+            UnavailableError: a role has no worker that takes work.
+        """
+        prefill = self._ordered(PREFILL, self._live(PREFILL), avoid)[0]
+        matching = [d for d in self._live(DECODE) if not prefill.model.differences(d.model)]
+        if not matching:
+            raise _none_left(DECODE, "none serves the model of the prefill worker")
+        decodes = self._ordered(DECODE, matching, avoid)[:_MAX_TARGETS]
+        now = self._clock()
+        for card in (prefill, decodes[0]):
+            self._breaker(card.worker_id).chosen(now)
+        return Pair(
+            prefill=Target(prefill.worker_id, prefill.address),
+            decodes=tuple(Target(d.worker_id, d.address) for d in decodes),
+            reason=self._policy,
+        )
+
+    def has_alternative(self, *, avoid: set[str]) -> bool:
+        """Whether another prefill worker than those in `avoid` takes work."""
+        cards = self._discovery.cards(PREFILL)
+        return any(card.worker_id not in avoid and not card.draining for card in cards)
+
+    @contextmanager
+    def hold(self, worker_id: str, tokens: int) -> Iterator[None]:
+        """Counts `tokens` as in flight at a worker while the block runs."""
+        self._in_flight[worker_id] = self._in_flight.get(worker_id, 0) + tokens
+        try:
+            yield
+        finally:
+            left = self._in_flight[worker_id] - tokens
+            if left:
+                self._in_flight[worker_id] = left
+            else:
+                del self._in_flight[worker_id]
+
+    def in_flight_tokens(self, worker_id: str) -> int:
+        """Tokens counted by `hold`."""
+        return self._in_flight.get(worker_id, 0)
+
+    def succeeded(self, worker_id: str) -> None:
+        """A worker answered."""
+        self._breaker(worker_id).succeeded()
+
+    def failed(self, worker_id: str, error: TandemError) -> None:
+        """A call failed; only a lost connection counts against the worker."""
+        if isinstance(error, UnavailableError) and error.error_code == UnavailableError.code:
+            self._breaker(worker_id).failed(self._clock())
+
+    def served(self) -> ServedModel | None:
+        """The model of the live workers; None when none is known."""
+        cards = self._discovery.cards(PREFILL) + self._discovery.cards(DECODE)
+        if not cards:
+            return None
+        return ServedModel(
+            name=cards[0].model.name,
+            max_model_len=min(card.max_model_len for card in cards),
+            model_hash=cards[0].model.model_hash,
+        )
+
+    def missing(self) -> str | None:
+        """Why a request cannot be served now; None when it can."""
+        try:
+            prefills, decodes = self._live(PREFILL), self._live(DECODE)
+        except UnavailableError as error:
+            return error.error_code
+        if not any(not p.model.differences(d.model) for p in prefills for d in decodes):
+            return "no_matching_pair"
+        return None
+
+    def describe(self) -> list[dict[str, object]]:
+        """Every known worker, for health answers."""
+        now = self._clock()
+        return [
+            {
+                "worker_id": card.worker_id,
+                "role": role,
+                "address": card.address,
+                "draining": card.draining,
+                "reachable": self._breaker(card.worker_id).allows(now),
+                "transports": list(card.transports),
+                "device": card.device,
+            }
+            for role in (PREFILL, DECODE)
+            for card in self._discovery.cards(role)
+        ]
+
+    def _live(self, role: str) -> list[WorkerCard]:
+        cards = self._discovery.cards(role)
+        live = [card for card in cards if not card.draining]
+        if not live:
+            if cards:
+                raise UnavailableError(
+                    f"every {role} worker is draining: a roll-out or a shutdown is under way; "
+                    "retry in a moment",
+                    code="draining",
+                    retry_after_s=_RETRY_S,
+                )
+            raise _none_left(role, "none is registered or reachable")
+        now = self._clock()
+        # With every breaker open, trying a worker is better than refusing everyone.
+        return [card for card in live if self._breaker(card.worker_id).allows(now)] or live
+
+    def _ordered(self, role: str, cards: list[WorkerCard], avoid: set[str]) -> list[WorkerCard]:
+        fresh = [card for card in cards if card.worker_id not in avoid]
+        by_id = {card.worker_id: card for card in fresh or cards}
+        order = self._balancers[role].order([self._candidate(c) for c in by_id.values()])
+        return [by_id[candidate.worker_id] for candidate in order]
+
+    def _candidate(self, card: WorkerCard) -> Candidate:
+        return Candidate(
+            worker_id=card.worker_id,
+            in_flight_tokens=self.in_flight_tokens(card.worker_id),
+            reported_tokens=card.queued_tokens,
+            free_pages=card.free_pages,
+        )
+
+    def _breaker(self, worker_id: str) -> Breaker:
+        if worker_id not in self._breakers:
+            self._breakers[worker_id] = Breaker(self._breaker_settings)
+        return self._breakers[worker_id]
+
+
+def _none_left(role: str, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"no {role} worker is available ({why}): it is still starting, or it stopped; "
+        f"see /health/ready and the log of the {role} service, then retry",
+        code=f"no_{role}_worker",
+        retry_after_s=_RETRY_S,
+    )
