@@ -263,6 +263,10 @@ class ReservationTable:
         """Slots that wait for their writers."""
         return len(self._quarantined)
 
+    def holds(self, key: HandoffKey) -> bool:
+        """Whether a handoff holds anything here."""
+        return key in self._live
+
     @property
     def idle(self) -> bool:
         """Whether nothing is held."""

@@ -1,0 +1,303 @@
+"""A decode worker without its network edge: reserve, commit, decode, abort, cancel, drain.
+
+Lives on the event loop, owns the reservation table and the running generations, and hands rows to
+the engine thread.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from decode_service.engine.admission import Capacity
+from decode_service.engine.effective import effective_policy
+from decode_service.engine.engine import DecodeEngine
+from decode_service.engine.handoffs import AdoptedKv, Busy, Reservation, ReserveSpec
+from decode_service.engine.intake import Intake
+from decode_service.engine.reservations import BEFORE_COMMIT, ReservationTable
+from decode_service.engine.scheduler import Row
+from decode_service.engine.sequence import Sequence
+from decode_service.engine.stop import StopTracker, StopVerdict
+from decode_service.engine.stream import Ending, TokenStream
+from shared.errors import DeadlineError, InvalidRequestError, TandemError
+from shared.tokenizer.tokenizer import Tokenizer
+from shared.types.handoff import HandoffKey, HandoffState
+from shared.types.kv_manifest import KvManifest
+from shared.types.methods import SparsityParams
+from shared.types.options import RequestOptions
+from shared.types.sampling import SamplingParams, StopConditions
+
+_BEFORE_ADOPTION = BEFORE_COMMIT | {HandoffState.COMMITTED}
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCall:
+    """What a caller wants generated."""
+
+    handoff: HandoffKey
+    """The adopted handoff."""
+    first_token: int
+    """The first token, as the client saw it."""
+    sampling: SamplingParams
+    """How tokens are drawn."""
+    stop: StopConditions
+    """When the answer ends, the first token counted."""
+    options: RequestOptions
+    """Overrides of the profile."""
+    branch: int = 0
+    """Which of n answers."""
+    deadline_s: float | None = None
+    """Remaining time of the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What the worker needs to know beside its parts."""
+
+    capacity: Capacity
+    """Model and sizes."""
+    sparsity: SparsityParams
+    """DELTA parameters of the profile."""
+    vocab_size: int
+    """Token ids are below this."""
+    commit_wait_s: float
+    """Longest wait of a Decode call for its commit."""
+    stream_queue_tokens: int
+    """Unread tokens at which a row rests."""
+
+
+class WorkerObserver(Protocol):
+    """Hears of what ended, for metrics."""
+
+    def generation_ended(self, ending: Ending) -> None:
+        """A generation ended."""
+
+    def commit_ended(self, *, seconds: float, error: TandemError | None) -> None:
+        """A commit was adopted, or refused with an error."""
+
+
+class Generation:
+    """One running answer as its reader sees it."""
+
+    def __init__(self, row: Row, engine: DecodeEngine) -> None:
+        self._row = row
+        self._engine = engine
+
+    @property
+    def stream(self) -> TokenStream:
+        """Its tokens."""
+        return self._row.stream
+
+    def cancel(self) -> None:
+        """Ends it before the next step; twice or after its end is fine."""
+        self._engine.cancel(self._row)
+
+
+class DecodeWorker:
+    """All that the decode service does, without gRPC.
+
+    Args:
+        table: reservations.
+        intake: serves commits.
+        engine: steps the rows.
+        tokenizer: for stop strings.
+        settings: sizes and profile.
+        observer: hears of endings.
+        clock: monotonic seconds.
+    """
+
+    def __init__(  # noqa: PLR0913  it joins the parts that app.py builds
+        self,
+        *,
+        table: ReservationTable,
+        intake: Intake,
+        engine: DecodeEngine,
+        tokenizer: Tokenizer,
+        settings: WorkerSettings,
+        observer: WorkerObserver,
+        clock: Callable[[], float],
+    ) -> None:
+        self.table = table
+        self.intake = intake
+        self.engine = engine
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._observer = observer
+        self._clock = clock
+        self._generations: dict[HandoffKey, Generation] = {}
+
+    @property
+    def num_generations(self) -> int:
+        """Generations that hold pages."""
+        return len(self._generations)
+
+    def reserve(self, spec: ReserveSpec) -> Reservation | Busy:
+        """Grants room or says busy; see `ReservationTable.reserve` for its errors."""
+        return self.table.reserve(spec)
+
+    async def commit(
+        self, manifest: KvManifest, *, slot: int, generation: int, prompt_ids: tuple[int, ...]
+    ) -> Reservation:
+        """Adopts a landed KV cache; see `Intake.commit` for its errors."""
+        started = self._clock()
+        try:
+            granted = await self.intake.commit(
+                manifest, slot=slot, generation=generation, prompt_ids=prompt_ids
+            )
+        except TandemError as error:
+            self._observer.commit_ended(seconds=self._clock() - started, error=error)
+            raise
+        self._observer.commit_ended(seconds=self._clock() - started, error=None)
+        return granted
+
+    async def decode(self, call: DecodeCall) -> Generation:
+        """Starts a generation; the caller reads its stream to the ending or cancels it.
+
+        Waits a bounded time for a commit that is under way. A call that is refused after its
+        commit, or given up while it waits, ends the handoff: nobody else will ask for it.
+
+        Raises:
+            StaleWriteError: unknown, over, not committed in time, or already decoding.
+            InvalidRequestError: parameters that do not fit this model or this reservation.
+            DeadlineError: no time is left.
+        """
+        submitted_at = self._clock()
+        deadline = None if call.deadline_s is None else submitted_at + call.deadline_s
+        granted = self.table.find(call.handoff)
+        try:
+            self._check_call(call)
+            wait_s = self._settings.commit_wait_s
+            if call.deadline_s is not None:
+                wait_s = min(wait_s, call.deadline_s)
+            await granted.leave(_BEFORE_ADOPTION, timeout_s=wait_s)
+            self._check_time(deadline)
+            row = self._make_row(call, granted, submitted_at=submitted_at, deadline=deadline)
+        except (asyncio.CancelledError, InvalidRequestError, DeadlineError):
+            self.table.abort(call.handoff)
+            raise
+        return self._start(row, granted, call)
+
+    def abort(self, key: HandoffKey, *, reason: str) -> bool:
+        """Ends a handoff in any state; whether no write is or can be outstanding."""
+        _log.info("handoff aborted by a peer", handoff=key.handoff_id, reason=reason[:200])
+        self.cancel_generation(key)
+        return self.table.abort(key)
+
+    def cancel(self, key: HandoffKey) -> bool:
+        """Ends a generation, or the handoff that would have become one; False when unknown."""
+        known = self.cancel_generation(key) or self.table.holds(key)
+        self.table.abort(key)
+        return known
+
+    def cancel_generation(self, key: HandoffKey) -> bool:
+        """Ends a running generation before the next step; False when there is none."""
+        generation = self._generations.get(key)
+        if generation is None:
+            return False
+        generation.cancel()
+        return True
+
+    def _make_row(
+        self,
+        call: DecodeCall,
+        granted: Reservation,
+        *,
+        submitted_at: float,
+        deadline: float | None,
+    ) -> Row:
+        """Builds the row of an adopted handoff and claims its pages."""
+        settings = self._settings
+        if granted.adopted is not None:
+            self._check_against(call, granted, granted.adopted)
+        policy = effective_policy(
+            settings.sparsity, call.options, num_layers=settings.capacity.identity.num_layers
+        )
+        self.table.claim(call.handoff)
+        adopted = granted.adopted
+        assert adopted is not None, "a claimed handoff was adopted"
+        return Row(
+            sequence=Sequence(
+                key=call.handoff,
+                prompt=adopted.prompt,
+                policy=policy,
+                sampling=call.sampling,
+                stop=call.stop,
+                generated=[call.first_token],
+                branch=call.branch,
+                draws=adopted.manifest.draws,
+                prompt_ids=adopted.prompt_ids,
+            ),
+            tracker=StopTracker(
+                call.stop,
+                context_left=settings.capacity.max_model_len - adopted.prompt.prompt_tokens,
+                tokenizer=self._tokenizer,
+            ),
+            stream=TokenStream(limit=settings.stream_queue_tokens, on_room=self.engine.poke),
+            on_end=lambda ending: self._ended(granted, ending),
+            deadline=deadline,
+            submitted_at=submitted_at,
+        )
+
+    def _start(self, row: Row, granted: Reservation, call: DecodeCall) -> Generation:
+        generation = Generation(row, self.engine)
+        self._generations[call.handoff] = generation
+        verdict = row.tracker.observe(call.first_token)
+        if verdict is not None:
+            self._end_at_once(row, verdict)
+            return generation
+        try:
+            self.engine.join(row)
+        except TandemError:
+            del self._generations[call.handoff]
+            self.table.release(granted)
+            raise
+        return generation
+
+    def _end_at_once(self, row: Row, verdict: StopVerdict) -> None:
+        ending = Ending(reason=verdict.reason, stop_match=verdict.match)
+        row.stream.deliver([], ending)
+        row.on_end(ending)
+
+    def _ended(self, granted: Reservation, ending: Ending) -> None:
+        del self._generations[granted.key]
+        self.table.release(granted)
+        self._observer.generation_ended(ending)
+
+    def _check_time(self, deadline: float | None) -> None:
+        if deadline is not None and deadline <= self._clock():
+            raise DeadlineError(
+                "the request's time was over before its KV cache was adopted; allow more"
+            )
+
+    def _check_call(self, call: DecodeCall) -> None:
+        if call.branch != 0:
+            raise InvalidRequestError(
+                f"branch {call.branch} was asked for, but this worker generates one answer a "
+                "request; send n separate requests",
+                param="n",
+            )
+        ids = [call.first_token, *(token_id for token_id, _ in call.sampling.logit_bias)]
+        if max(ids) >= self._settings.vocab_size:
+            raise InvalidRequestError(
+                f"token id {max(ids)} is outside the vocabulary of {self._settings.vocab_size}; "
+                "send ids of this model's tokenizer",
+                param="first_token" if call.first_token == max(ids) else "logit_bias",
+            )
+
+    def _check_against(self, call: DecodeCall, granted: Reservation, adopted: AdoptedKv) -> None:
+        if call.stop.max_tokens > granted.spec.max_new_tokens:
+            raise InvalidRequestError(
+                f"max_tokens {call.stop.max_tokens} is more than the {granted.spec.max_new_tokens} "
+                "that pages were reserved for; send the same stop conditions to both services",
+                param="max_tokens",
+            )
+        if call.sampling.repetition_penalty != 1.0 and not adopted.prompt_ids:
+            raise InvalidRequestError(
+                "repetition_penalty looks at the prompt, whose token ids the commit did not carry; "
+                "the prefill worker must send them",
+                param="repetition_penalty",
+            )
