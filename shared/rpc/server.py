@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 
 import grpc.aio
-import psutil
 import structlog
 from grpc_reflection.v1alpha import reflection
 
-from shared.errors import ConfigError
 from shared.rpc.health import Health
 from shared.rpc.interceptors import (
     ErrorInterceptor,
@@ -16,6 +14,7 @@ from shared.rpc.interceptors import (
     RequestIdInterceptor,
 )
 from shared.rpc.options import server_options
+from shared.telemetry.ports import port_in_use_error
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
 
@@ -100,37 +99,8 @@ def build_server(
     return RpcServer(server, host=host, port=bound, health=health, in_flight=in_flight)
 
 
-def port_in_use_error(host: str, port: int) -> ConfigError:
-    """The error for a busy port, with the owner's process when that can be seen."""
-    return ConfigError(
-        f"port {port} on {host} is in use{_owner(port)}: another server runs there; "
-        "stop it, choose another port, or use port 0 for a free one",
-        code="port_in_use",
-        param="port",
-    )
-
-
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        return server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
-        if port and _owner(port):
-            raise port_in_use_error(host, port) from error
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: the port is in use or the host is not an address of "
-            "this machine; choose another",
-            code="port_in_use",
-            param="port",
-        ) from error
-    return bound
-
-
-def _owner(port: int) -> str:
-    try:
-        connections = psutil.net_connections(kind="tcp")
-    except psutil.Error:
-        return ""
-    for connection in connections:
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
-            return f" by process {connection.pid}" if connection.pid else " by another process"
-    return ""
+        raise port_in_use_error(host, port) from error

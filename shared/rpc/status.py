@@ -126,9 +126,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> TandemError:
     )
 
 
-async def abort_with(
-    context: grpc.aio.ServicerContext[Any, Any], error: TandemError
-) -> NoReturn:
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: TandemError) -> NoReturn:
     """Ends a call with an error; always raises grpc's own abort exception."""
     status = rpc_status.to_status(to_status(error))
     await context.abort(status.code, status.details, status.trailing_metadata)

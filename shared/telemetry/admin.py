@@ -1,0 +1,105 @@
+"""The admin port of every role: metrics and health, for machines and operators."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from shared.telemetry.http_server import HttpServer
+
+_OK = 200
+_UNAVAILABLE = 503
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """Whether new work is welcome, and what is missing."""
+
+    ready: bool
+    """True: send work."""
+    phase: str = "serving"
+    """starting, loading, waiting, serving, draining or failed."""
+    progress: float = 1.0
+    """Share of the phase that is done, 0 to 1."""
+    detail: str = ""
+    """What is missing, for a human."""
+
+
+def metrics_response(registry: CollectorRegistry, *, accept: str) -> Response:
+    """The registry in the format that the `Accept` header asks for."""
+    encoder, content_type = choose_encoder(accept)
+    return Response(encoder(registry), headers={"content-type": content_type})
+
+
+def readiness_response(readiness: Readiness) -> JSONResponse:
+    """200 or 503 with phase, progress and detail."""
+    body = {
+        "status": "ready" if readiness.ready else "not_ready",
+        "phase": readiness.phase,
+        "progress": readiness.progress,
+        "detail": readiness.detail,
+    }
+    return JSONResponse(body, status_code=_OK if readiness.ready else _UNAVAILABLE)
+
+
+def liveness_response(*, alive: bool) -> JSONResponse:
+    """200 or 503."""
+    body = {"status": "alive" if alive else "stalled"}
+    return JSONResponse(body, status_code=_OK if alive else _UNAVAILABLE)
+
+
+def admin_app(
+    *,
+    registry: CollectorRegistry,
+    readiness: Callable[[], Readiness],
+    alive: Callable[[], bool],
+    refresh: Callable[[], None] | None = None,
+) -> Starlette:
+    """The admin application.
+
+    Args:
+        registry: what /metrics shows.
+        readiness: asked by /health/ready.
+        alive: asked by /health/live; False when the engine has work and makes no progress.
+        refresh: called before /metrics, to set gauges that are read rather than counted.
+    """
+
+    async def metrics(request: Request) -> Response:
+        if refresh is not None:
+            refresh()
+        return metrics_response(registry, accept=request.headers.get("accept", ""))
+
+    async def live(_request: Request) -> Response:
+        return liveness_response(alive=alive())
+
+    async def ready(_request: Request) -> Response:
+        return readiness_response(readiness())
+
+    return Starlette(
+        routes=[
+            Route("/metrics", metrics),
+            Route("/health/live", live),
+            Route("/health/ready", ready),
+            Route("/health", ready),
+            Route("/healthz", ready),
+        ]
+    )
+
+
+def admin_server(
+    *,
+    host: str,
+    port: int,
+    registry: CollectorRegistry,
+    readiness: Callable[[], Readiness],
+    alive: Callable[[], bool],
+    refresh: Callable[[], None] | None = None,
+) -> HttpServer:
+    """The admin server of a role; `await .start()`, then read `.address`."""
+    app = admin_app(registry=registry, readiness=readiness, alive=alive, refresh=refresh)
+    return HttpServer(app, host=host, port=port)

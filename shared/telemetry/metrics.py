@@ -1,0 +1,219 @@
+"""Every metric name in one file (prefix `tandem_`; seconds, bytes, tokens; bounded labels only).
+
+Each role builds the groups that it feeds on a registry of its own; nothing is global. Labels never
+hold request ids, users, paths or prompt text.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 320.0, 640.0),
+)
+"""Seconds; the upper six are for long prompts."""
+
+TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+"""Seconds per output token."""
+
+DURATION_BUCKETS = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    *(163.84, 327.68, 655.36),
+)
+"""Seconds of whole requests and their phases."""
+
+STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds of one decode step."""
+
+SHARE_BUCKETS = tuple(i / 10 for i in range(1, 11))
+"""Shares between 0 and 1."""
+
+GBPS_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
+"""Gigabytes per second."""
+
+COUNT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Rows, pages and other small counts."""
+
+
+class HealthMetrics:
+    """Fed by every role."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.build_info = Gauge(
+            "tandem_build_info", "Always 1", ["role", "model", "version"], registry=registry
+        )
+        self.engine_last_step_age_seconds = Gauge(
+            "tandem_engine_last_step_age_seconds",
+            "Seconds since the engine finished a unit of work while it had some; 0 when idle",
+            registry=registry,
+        )
+
+
+class GatewayMetrics:
+    """Fed by the gateway: what users feel."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "tandem_requests",
+            "Finished requests",
+            ["endpoint", "code", "outcome"],
+            registry=registry,
+        )
+        self._declare_latencies(registry)
+        self._declare_volumes(registry)
+        self.disconnects = Counter(
+            "tandem_disconnects", "Clients that left early", ["phase"], registry=registry
+        )
+        self.retries = Counter(
+            "tandem_retries", "Attempts after the first", ["reason"], registry=registry
+        )
+        self.rejected = Counter(
+            "tandem_rejected", "Requests turned away", ["reason"], registry=registry
+        )
+
+    def _declare_latencies(self, registry: CollectorRegistry) -> None:
+        self.ttft_seconds = Histogram(
+            "tandem_ttft_seconds",
+            "Request received to first token sent",
+            buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+        self.inter_token_seconds = Histogram(
+            "tandem_inter_token_seconds",
+            "Between two tokens of a stream",
+            buckets=TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.tpot_seconds = Histogram(
+            "tandem_tpot_seconds",
+            "Mean time per output token after the first, per request",
+            buckets=TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.e2e_seconds = Histogram(
+            "tandem_e2e_seconds", "Whole request", buckets=DURATION_BUCKETS, registry=registry
+        )
+        self.phase_seconds = Histogram(
+            "tandem_phase_seconds",
+            "One phase of a request",
+            ["phase"],
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+
+    def _declare_volumes(self, registry: CollectorRegistry) -> None:
+        self.prompt_tokens = Counter(
+            "tandem_prompt_tokens", "Prompt tokens, pruned or not", registry=registry
+        )
+        self.output_tokens = Counter(
+            "tandem_output_tokens", "Tokens sent to clients", registry=registry
+        )
+        self.requests_in_flight = Gauge(
+            "tandem_requests_in_flight", "Requests being served", registry=registry
+        )
+        self.queue_depth = Gauge(
+            "tandem_queue_depth", "Requests waiting for their first token", registry=registry
+        )
+        self.queued_prompt_tokens = Gauge(
+            "tandem_queued_prompt_tokens",
+            "Prompt tokens of the requests waiting for their first token",
+            registry=registry,
+        )
+
+
+class PrefillMetrics:
+    """Fed by the prefill service."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.claa_tokens_in = Counter(
+            "tandem_claa_tokens_in", "Prompt tokens processed", registry=registry
+        )
+        self.claa_tokens_kept = Counter(
+            "tandem_claa_tokens_kept", "Prompt tokens kept after pruning", registry=registry
+        )
+        self.claa_keep_rate = Histogram(
+            "tandem_claa_keep_rate",
+            "Kept share of a prompt",
+            buckets=SHARE_BUCKETS,
+            registry=registry,
+        )
+        self.claa_select_seconds = Histogram(
+            "tandem_claa_select_seconds",
+            "Scoring and selection of a prompt",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        self.kv_held_bytes = Gauge(
+            "tandem_kv_held_bytes", "Sealed KV held for another delivery", registry=registry
+        )
+        self.kv_lease_expired = Counter(
+            "tandem_kv_lease_expired", "Holds that ended by their lease", registry=registry
+        )
+        self.queued_prompt_tokens = Gauge(
+            "tandem_queued_prompt_tokens", "Prompt tokens in the queue", registry=registry
+        )
+        self.queue_depth = Gauge("tandem_queue_depth", "Prompts in the queue", registry=registry)
+
+
+class TransferMetrics:
+    """Fed by the sending side of the KV handoff."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.kv_bytes = Counter(
+            "tandem_kv_bytes", "KV bytes delivered", ["transport"], registry=registry
+        )
+        self.kv_transfer_seconds = Histogram(
+            "tandem_kv_transfer_seconds",
+            "Time spent sending one handoff",
+            ["transport"],
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self.kv_transfer_gbps = Histogram(
+            "tandem_kv_transfer_gbps",
+            "Speed of one handoff, in gigabytes per second",
+            ["transport"],
+            buckets=GBPS_BUCKETS,
+            registry=registry,
+        )
+        self.transport_info = Gauge(
+            "tandem_transport_info", "1 for each transport in use", ["transport"], registry=registry
+        )
+        self.transfer_failures = Counter(
+            "tandem_transfer_failures", "Handoffs that failed", ["reason"], registry=registry
+        )
+
+
+class DecodeMetrics:
+    """Fed by the decode service."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.running = Gauge("tandem_running", "Rows in the batch", registry=registry)
+        self.waiting = Gauge(
+            "tandem_waiting", "Adopted handoffs that wait for their turn", registry=registry
+        )
+        self.kv_pages_used = Gauge("tandem_kv_pages_used", "KV pages held", registry=registry)
+        self.kv_pages_total = Gauge("tandem_kv_pages_total", "KV pages in all", registry=registry)
+        self.kv_utilization = Gauge(
+            "tandem_kv_utilization", "Share of KV pages held", registry=registry
+        )
+        self.step_seconds = Histogram(
+            "tandem_step_seconds", "One decode step", buckets=STEP_BUCKETS, registry=registry
+        )
+        self.batch_size = Histogram(
+            "tandem_batch_size", "Rows of a step", buckets=COUNT_BUCKETS, registry=registry
+        )
+        self.delta_pages_attended = Histogram(
+            "tandem_delta_pages_attended",
+            "Pages a row read in one step, mean over layers",
+            buckets=COUNT_BUCKETS,
+            registry=registry,
+        )
+        self.delta_page_ratio = Histogram(
+            "tandem_delta_page_ratio",
+            "KV slots read over those that full attention would have read, per request",
+            buckets=SHARE_BUCKETS,
+            registry=registry,
+        )
+        self.kv_lease_expired = Counter(
+            "tandem_kv_lease_expired", "Reservations that ended by their lease", registry=registry
+        )

@@ -1,0 +1,80 @@
+"""Metrics around any transport, so that no transport counts by itself."""
+
+from shared.errors import HandoffError
+from shared.telemetry.metrics import TransferMetrics
+from shared.transport.base import Grant, KvSender, KvTransport, TransferStats
+
+
+class InstrumentedTransport:
+    """Counts what another transport moves.
+
+    Args:
+        inner: the transport that moves bytes.
+        metrics: where to count.
+    """
+
+    def __init__(self, inner: KvTransport, metrics: TransferMetrics) -> None:
+        self._inner = inner
+        self._metrics = metrics
+        metrics.transport_info.labels(inner.name).set(1)
+
+    @property
+    def name(self) -> str:
+        """Name of the transport inside."""
+        return self._inner.name
+
+    def sender(self) -> KvSender:
+        """A counted sender."""
+        return InstrumentedSender(self._inner.sender(), name=self.name, metrics=self._metrics)
+
+    async def close(self) -> None:
+        """Closes the transport inside."""
+        await self._inner.close()
+
+
+class InstrumentedSender:
+    """Counts one handoff; made by `InstrumentedTransport.sender`."""
+
+    def __init__(self, inner: KvSender, *, name: str, metrics: TransferMetrics) -> None:
+        self._inner = inner
+        self._name = name
+        self._metrics = metrics
+        self._failed = False
+
+    async def open(self, *, address: str, grant: Grant) -> None:
+        """Opens the sender inside; see `KvSender.open`."""
+        try:
+            await self._inner.open(address=address, grant=grant)
+        except HandoffError as error:
+            self._count_failure(error)
+            raise
+
+    async def write(self, offset: int, data: memoryview | bytes) -> None:
+        """Writes through the sender inside; see `KvSender.write`."""
+        try:
+            await self._inner.write(offset, data)
+        except HandoffError as error:
+            self._count_failure(error)
+            raise
+
+    async def seal(self) -> TransferStats:
+        """Seals the sender inside; see `KvSender.seal`."""
+        try:
+            stats = await self._inner.seal()
+        except HandoffError as error:
+            self._count_failure(error)
+            raise
+        self._metrics.kv_bytes.labels(self._name).inc(stats.bytes)
+        self._metrics.kv_transfer_seconds.labels(self._name).observe(stats.seconds)
+        if stats.gbps > 0:
+            self._metrics.kv_transfer_gbps.labels(self._name).observe(stats.gbps)
+        return stats
+
+    async def abort(self) -> None:
+        """Aborts the sender inside; see `KvSender.abort`."""
+        await self._inner.abort()
+
+    def _count_failure(self, error: HandoffError) -> None:
+        if not self._failed:
+            self._failed = True
+            self._metrics.transfer_failures.labels(type(error).__name__).inc()
