@@ -11,6 +11,7 @@ from decode_service.engine.runner import DecodeRunner
 from decode_service.engine.sequence import PromptKv, Sequence
 from decode_service.sparsity.layouts import KvLayout
 from decode_service.sparsity.registry import policy_for
+from shared.kv.pool import PagePool
 from shared.model.transformer import Transformer
 from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import LayoutSpec, PositionKind
@@ -50,7 +51,7 @@ def make_runner(
 def make_prompt(
     model: Transformer, *, mode: str, tokens: int, kept: int, seed: int = 0
 ) -> tuple[SlowPrompt, list[int]]:
-    """Random tokens; pruned layers keep `kept` random positions, the first and the last among them."""
+    """Random tokens; pruned layers keep `kept` random positions, the first and the last too."""
     generator = random.Random(seed)
     ids = [generator.randrange(2, model.config.vocab_size) for _ in range(tokens)]
     with torch.inference_mode():
@@ -134,3 +135,21 @@ def place(
         stop=StopConditions(max_tokens=max_tokens),
         generated=[first_token],
     )
+
+
+def advance(runner: DecodeRunner, rows: list[Sequence]) -> torch.Tensor:
+    """One greedy step by logits, [B, V], where a test wants more than tokens."""
+    logits_BV, _ = runner.forward(rows)
+    for row, token in zip(rows, logits_BV.argmax(dim=-1).tolist(), strict=True):
+        row.steps += 1
+        row.generated.append(token)
+    return logits_BV
+
+
+def scatter_pages(pool: PagePool) -> list[int]:
+    """Leaves only every third page of a pool free, so that rows get no contiguous run."""
+    held = pool.allocate(pool.num_pages)
+    assert held is not None
+    free = held[::3]
+    pool.free(free)
+    return [page for page in held if page not in free]
