@@ -263,6 +263,11 @@ class ReservationTable:
         """Slots that wait for their writers."""
         return len(self._quarantined)
 
+    @property
+    def num_remembered(self) -> int:
+        """Ended handoffs that are still known."""
+        return len(self._past)
+
     def holds(self, key: HandoffKey) -> bool:
         """Whether a handoff holds anything here."""
         return key in self._live
