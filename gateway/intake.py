@@ -1,0 +1,200 @@
+"""Turns checked requests into jobs: model name, chat template, token ids, limits, deadline."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from gateway.job import GenerationJob
+from gateway.schema.chat import ChatBody
+from gateway.schema.common import GenerationBody
+from gateway.schema.completions import CompletionBody
+from gateway.schema.translate import (
+    check_token_id,
+    fit_context,
+    options_of,
+    sampling_of,
+    stop_of,
+)
+from gateway.workers import Workers
+from shared.errors import InvalidRequestError, ModelNotFoundError
+from shared.tokenizer.tokenizer import Tokenizer
+from shared.types.options import RequestOptions
+
+_UNKNOWN_CONTEXT = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a request came from."""
+
+    request_id: str
+    """Its name."""
+    endpoint: str
+    """Route template or RPC name."""
+    arrived: float
+    """Arrival, on the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """What the model is called."""
+
+    name: str
+    """Name set by the operator; empty takes the workers'."""
+    alias: str
+    """Name of the model in the catalog; understood as well, and used while no worker is known."""
+
+
+class Intake:
+    """The way in.
+
+    Args:
+        tokenizer: of the served model.
+        workers: say what they serve.
+        naming: names of the model.
+        timeout_s: longest life of a request, in seconds.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, workers: Workers, naming: Naming, timeout_s: float
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._workers = workers
+        self._naming = naming
+        self._timeout_s = timeout_s
+
+    def model_id(self) -> str:
+        """The name that answers carry."""
+        served = self._workers.served()
+        return self._naming.name or (served.name if served is not None else self._naming.alias)
+
+    def max_model_len(self) -> int:
+        """Longest context, in tokens."""
+        served = self._workers.served()
+        limits = [served.max_model_len] if served is not None and served.max_model_len else []
+        if self.tokenizer.max_length:
+            limits.append(self.tokenizer.max_length)
+        return min(limits, default=_UNKNOWN_CONTEXT)
+
+    def check_model(self, name: str | None) -> str:
+        """The model's id, when `name` means it; an absent name takes the only model.
+
+        Raises:
+            ModelNotFoundError: another model was asked for.
+        """
+        model = self.model_id()
+        if not name or name in {model, self._naming.alias}:
+            return model
+        raise ModelNotFoundError(
+            f"the model {name[:100]!r} is not served here; served models: {model}", param="model"
+        )
+
+    def fingerprint(self, options: RequestOptions) -> str:
+        """Changes whenever the answer to the same seed may change."""
+        served = self._workers.served()
+        model_hash = served.model_hash if served is not None else ""
+        text = repr((_version(), model_hash, options))
+        return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    async def chat_job(self, body: ChatBody, origin: Origin) -> GenerationJob:
+        """The job of a conversation.
+
+        Raises:
+            InvalidRequestError: unknown model, no chat template, or it does not fit.
+        """
+        self.check_model(body.model)
+        ids = await self.encode_chat(
+            [message.for_template() for message in body.messages], body.template_variables()
+        )
+        return self._job(body, ids, origin, param="messages")
+
+    async def completion_jobs(self, body: CompletionBody, origin: Origin) -> list[GenerationJob]:
+        """One job a prompt.
+
+        Raises:
+            InvalidRequestError: unknown model, ids outside the vocabulary, or it does not fit.
+        """
+        self.check_model(body.model)
+        jobs = []
+        for prompt in body.prompt:
+            if isinstance(prompt, str):
+                ids = await asyncio.to_thread(self.tokenizer.encode, prompt)
+            else:
+                ids = self.checked_ids(prompt, param="prompt")
+            jobs.append(self._job(body, ids, origin, param="prompt"))
+        return jobs
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> list[int]:
+        """Token ids of a rendered conversation.
+
+        Raises:
+            InvalidRequestError: the model has no chat template, or it refuses the conversation.
+        """
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise InvalidRequestError(
+                "this model has no chat template: it is a base model, or its folder lacks the "
+                "template; use /v1/completions, or add chat_template.jinja to the folder",
+                code="chat_template_missing",
+            )
+        # Rendering and tokenizing a long conversation takes long enough to stall other streams.
+        text = await asyncio.to_thread(template.render, messages, variables=variables)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=False)
+
+    def checked_ids(self, ids: Sequence[int], *, param: str) -> list[int]:
+        """`ids` as a prompt.
+
+        Raises:
+            InvalidRequestError: one is outside the vocabulary.
+        """
+        check_token_id(max(ids), vocab_size=self.tokenizer.vocab_size, param=param)
+        return list(ids)
+
+    def deadline(self, arrived: float) -> float:
+        """End of a request's time, on the monotonic clock."""
+        return arrived + self._timeout_s
+
+    def _job(
+        self, body: GenerationBody, ids: list[int], origin: Origin, *, param: str
+    ) -> GenerationJob:
+        if not ids:
+            raise InvalidRequestError(f"the {param} gave no tokens; send some text", param=param)
+        vocab = self.tokenizer.vocab_size
+        max_tokens = fit_context(
+            prompt_tokens=len(ids),
+            asked=body.answer_limit(),
+            limit=self.max_model_len(),
+            param=param,
+        )
+        return GenerationJob(
+            request_id=origin.request_id,
+            endpoint=origin.endpoint,
+            model=self.model_id(),
+            prompt_ids=ids,
+            sampling=sampling_of(body, vocab_size=vocab),
+            stop=stop_of(
+                body, max_tokens=max_tokens, eos_ids=self.tokenizer.eos_ids, vocab_size=vocab
+            ),
+            options=options_of(body.tandem),
+            include_stop=bool(body.include_stop_str_in_output),
+            arrived=origin.arrived,
+            deadline=self.deadline(origin.arrived),
+        )
+
+
+def new_origin(request_id: str, endpoint: str) -> Origin:
+    """The origin of a request that arrives now."""
+    return Origin(request_id=request_id, endpoint=endpoint, arrived=time.monotonic())
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tandem-llm")
+    except metadata.PackageNotFoundError:
+        return "source"
