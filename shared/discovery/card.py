@@ -1,0 +1,79 @@
+"""The capability card: what a worker says of itself to those that may send it work."""
+
+import json
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
+
+from shared.errors import ConfigError
+from shared.types.model_identity import ModelIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCard:
+    """One worker, as discovery knows it."""
+
+    worker_id: str
+    """Unique among live workers."""
+    role: str
+    """prefill or decode."""
+    address: str
+    """host:port of its gRPC server, as others reach it."""
+    incarnation: str
+    """Fresh for every process."""
+    model: ModelIdentity
+    """What it serves."""
+    max_model_len: int
+    """Longest context, in tokens."""
+    draining: bool = False
+    """True: no new work."""
+    queued_tokens: int = 0
+    """Prompt tokens waiting."""
+    running: int = 0
+    """Requests running."""
+    free_pages: int = 0
+    """KV pages free."""
+    transports: tuple[str, ...] = ()
+    """KV transports, best first."""
+    device: str = "cpu"
+    """cpu, cuda:0 and so on."""
+
+    def to_json(self) -> str:
+        """The card as one JSON object."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "WorkerCard":
+        """Reads a card; fields it does not know are left out, so that newer workers can register.
+
+        Raises:
+            ConfigError: not JSON, or a field is missing or of another type.
+        """
+        try:
+            raw = json.loads(text)
+            values = _known_values(cls, raw)
+            values["model"] = ModelIdentity(**_known_values(ModelIdentity, raw["model"]))
+            values["transports"] = tuple(str(name) for name in values.get("transports", ()))
+            return cls(**values)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"a worker card cannot be read ({error!r}): its worker runs an incompatible version "
+                "or something else wrote to its key; upgrade the worker or clear the key"
+            ) from error
+
+
+def _known_values(
+    cls: type[WorkerCard] | type[ModelIdentity],
+    raw: Any,  # noqa: ANN401  parsed JSON is anything
+) -> dict[str, Any]:
+    """The fields of `cls` found in `raw`, with simple types checked."""
+    values: dict[str, Any] = {}
+    for field in fields(cls):
+        if field.name not in raw:
+            if field.default is MISSING:
+                raise KeyError(field.name)
+            continue
+        value = raw[field.name]
+        if field.type in {str, int, bool} and type(value) is not field.type:
+            raise TypeError(f"{field.name} is {value!r}")
+        values[field.name] = value
+    return values
