@@ -32,3 +32,11 @@ def _fixed_torch_seed() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """The embedded real model's folder, pulled into the user's cache the first time."""
+    from shared.model.catalog import resolve
+
+    return resolve("smollm2")

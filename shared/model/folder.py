@@ -55,6 +55,8 @@ def write_model(
     _write_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_config)
     (folder / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
     save_file(dict(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    for path in folder.iterdir():
+        path.chmod(0o644)
     sums = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     _write_json(folder / CHECKSUM_FILE, sums)
 
