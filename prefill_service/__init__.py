@@ -1,1 +1,1 @@
-"""The compute-bound half: reads a prompt once and ships the KV of the tokens that matter."""
+"""prefill_service: the compute-bound half; reads prompts, prunes them with CLAA, pushes their KV."""

@@ -1,0 +1,88 @@
+"""Settings of the prefill service."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillConfig:
+    """Settings of one prefill worker: reads prompts, prunes them with CLAA, pushes their KV."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8101
+    """gRPC port; 0 picks a free one."""
+    admin_port: int = 9100
+    """Port of metrics and health pages; 0 picks a free one."""
+    model: str = "smollm2"
+    """Model to serve: a catalog name, a folder, a hub id or a GGUF file."""
+    model_name: str = ""
+    """Served name; empty takes the checkpoint's."""
+    cache_dir: Path | None = None
+    """Folder of downloaded models; the user's cache when left out."""
+    dtype: str = "float32"
+    """Element type of weights and KV: float32, bfloat16 or float16."""
+    device: str = "cpu"
+    """Device to run on, for example cpu or cuda:0."""
+    threads: int = 0
+    """Compute threads on a CPU; 0 leaves the library's choice."""
+    profile: str = ""
+    """Model profile, a name or a TOML file; empty takes the one that belongs to the model."""
+    worker_id: str = ""
+    """Name of this worker; empty makes one up."""
+    redis_url: str = ""
+    """Redis for discovery, for example redis://127.0.0.1:6379/0; empty publishes nothing."""
+    advertise_address: str = ""
+    """host:port that peers connect to; empty takes the bound one."""
+    log_format: str = "auto"
+    """Log lines: json, text, or auto (text on a terminal)."""
+    max_model_len: int = 0
+    """Longest context in tokens; 0 takes the model's."""
+    chunk_tokens: int = 512
+    """Prompt tokens that run through the lower layers at once."""
+    queue_tokens: int = 65536
+    """Prompt tokens that may wait; more are turned away with queue_full."""
+    transports: tuple[str, ...] = ("grpc",)
+    """Transports this worker may use, best first."""
+    reserve_wait_s: float = 10.0
+    """Longest seconds a prompt asks busy decode workers for room before it is turned away."""
+    rpc_timeout_s: float = 10.0
+    """Longest seconds of one call to a decode worker."""
+    delivery_tries: int = 3
+    """Deliveries of one KV cache before its handoff fails."""
+    buffer_bytes: int = 2048 * MIB
+    """Host bytes of KV on its way or held for a resend; a prompt waits for room in it."""
+    sealed_bytes: int = 1024 * MIB
+    """Host bytes of delivered KV held for a resend; the oldest is dropped first."""
+    sealed_lease_s: float = 30.0
+    """Seconds that delivered KV is held for a resend, unless renewed."""
+    stall_s: float = 10.0
+    """Seconds without progress, with work at hand, after which the worker is not ready."""
+    stall_exit_s: float = 120.0
+    """Seconds without progress after which the process ends itself; 0 never does."""
+    drain_s: float = 60.0
+    """Longest seconds that a drain waits for prompts that are queued or running."""
+
+    def __post_init__(self) -> None:
+        self._require(("chunk_tokens", "queue_tokens", "delivery_tries", "buffer_bytes"), low=1)
+        self._require(("port", "admin_port", "threads", "max_model_len", "sealed_bytes"), low=0)
+        self._require(("stall_exit_s", "drain_s"), low=0)
+        for name in ("reserve_wait_s", "rpc_timeout_s", "sealed_lease_s", "stall_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"prefill setting {name} must be above 0 seconds; raise it")
+        if not self.transports:
+            raise ConfigError("prefill setting transports is empty; name at least one, like grpc")
+        if self.log_format not in {"auto", "json", "text"}:
+            raise ConfigError(
+                f"prefill setting log_format cannot be {self.log_format!r}: "
+                "choose auto, json or text"
+            )
+
+    def _require(self, names: tuple[str, ...], *, low: int) -> None:
+        for name in names:
+            if not getattr(self, name) >= low:
+                raise ConfigError(f"prefill setting {name} must be at least {low}; raise it")

@@ -1,0 +1,151 @@
+"""The one engine thread: runs a prompt, copies its KV to the host slab, samples the first token."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+import torch
+from shared.model.sampler import sample
+
+from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.job import FirstTokens, PrefillJob, Progress, PromptRequest
+from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.runner import PrefillRunner
+from shared.errors import InternalError, TandemError
+from shared.types.sampling import SampledToken
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """What the engine thread leaves behind beside the slab."""
+
+    first_tokens: tuple[SampledToken, ...]
+    """One a branch."""
+    prefill_seconds: float
+    """Forward pass, selection included."""
+    select_seconds: float
+    """Scoring and selecting."""
+
+
+class ComputeThread:
+    """Runs one prompt at a time; `stalled_seconds` tells a watchdog when it hangs.
+
+    Args:
+        runner: the forward pass.
+    """
+
+    def __init__(self, runner: PrefillRunner) -> None:
+        self._runner = runner
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="prefill-engine")
+        self._checksums = ThreadPoolExecutor(1, thread_name_prefix="prefill-crc")
+        self._last_beat: float | None = None
+
+    @property
+    def checksums(self) -> ThreadPoolExecutor:
+        """Where checksums are computed."""
+        return self._checksums
+
+    def stalled_seconds(self) -> float:
+        """Seconds since a layer last began while a prompt runs; 0 when idle. Any thread."""
+        beat = self._last_beat
+        return 0.0 if beat is None else time.monotonic() - beat
+
+    async def run(self, job: PrefillJob, *, plan: PromptPlan, slab: HostSlab) -> Computed:
+        """Runs a prompt, emitting progress and the first token while it does.
+
+        Raises:
+            TandemError: CancelledError when the job was stopped, others as the runner has them;
+                InternalError stands for whatever else went wrong in there.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._executor, self._run, job, plan, slab, loop)
+        except TandemError:
+            raise
+        except Exception as error:
+            _log.exception("prefill failed", handoff_id=job.key.handoff_id, tokens=job.tokens)
+            raise InternalError(
+                "the prefill of this prompt failed in a way it did not expect: see the log of the "
+                "prefill worker; other prompts go on"
+            ) from error
+
+    def close(self) -> None:
+        """Lets the threads end; a running prompt must have been stopped before."""
+        self._executor.shutdown(wait=True)
+        self._checksums.shutdown(wait=True)
+
+    def _run(
+        self,
+        job: PrefillJob,
+        plan: PromptPlan,
+        slab: HostSlab,
+        loop: asyncio.AbstractEventLoop,
+    ) -> Computed:
+        def stop() -> bool:
+            self._last_beat = time.monotonic()
+            return job.stopping()
+
+        def progressed(done_tokens: int) -> None:
+            loop.call_soon_threadsafe(job.emit, Progress(done_tokens, job.tokens))
+
+        self._last_beat = time.monotonic()
+        try:
+            output = self._runner.run(
+                token_ids=job.request.token_ids,
+                plan=plan,
+                observer=_SlabWriter(slab, progressed=progressed),
+                stop=stop,
+            )
+            tokens = (first_token(output.logits_V, job.request),)
+            loop.call_soon_threadsafe(job.emit, FirstTokens(tokens))
+            slab.finish()
+        finally:
+            self._last_beat = None
+        return Computed(
+            first_tokens=tokens,
+            prefill_seconds=output.prefill_seconds,
+            select_seconds=output.select_seconds,
+        )
+
+
+@torch.inference_mode()
+def first_token(logits_V: torch.Tensor, request: PromptRequest) -> SampledToken:
+    """Draw 0 of branch 0 from float32 logits [V], or the token that the client saw already."""
+    if request.forced_first_token is not None:
+        return SampledToken(token_id=request.forced_first_token)
+    banned = request.stop.token_ids if request.stop.min_tokens > 0 else ()
+    return sample(
+        logits_V,
+        params=request.sampling,
+        branch=0,
+        draw=0,
+        prompt_ids=request.token_ids,
+        generated_ids=(),
+        banned_ids=banned,
+    )
+
+
+class _SlabWriter:
+    """Observer of a run: everything goes to the host slab."""
+
+    def __init__(self, slab: HostSlab, *, progressed: Callable[[int], None]) -> None:
+        self._slab = slab
+        self._progressed = progressed
+
+    def kv_final(
+        self, *, layer: int, first_slot: int, keys_NGD: torch.Tensor, values_NGD: torch.Tensor
+    ) -> None:
+        self._slab.write_kv(
+            layer=layer, first_slot=first_slot, keys_NGD=keys_NGD, values_NGD=values_NGD
+        )
+
+    def positions_final(self, *, layout: int, positions_RN: torch.Tensor) -> None:
+        self._slab.write_positions(layout=layout, positions_RN=positions_RN)
+
+    def progress(self, *, done_tokens: int) -> None:
+        self._progressed(done_tokens)

@@ -1,0 +1,88 @@
+"""One prompt's KV, complete or not yet, and all that a delivery needs to know of it."""
+
+import asyncio
+import hashlib
+import time
+
+import numpy as np
+
+from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.job import PromptRequest
+from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.sender import ReserveTerms
+from shared.types.handoff import HandoffKey
+from shared.types.kv_manifest import KvManifest
+from shared.types.model_identity import ModelIdentity
+from shared.types.sampling import SampledToken
+
+
+class Parcel:
+    """A KV cache to deliver, once or again.
+
+    Args:
+        request: whose it is.
+        plan: how it is laid out.
+        slab: its bytes.
+        model: the model that computes it.
+    """
+
+    def __init__(
+        self, request: PromptRequest, *, plan: PromptPlan, slab: HostSlab, model: ModelIdentity
+    ) -> None:
+        self.request = request
+        self.plan = plan
+        self.slab = slab
+        self.completed_at = 0.0
+        self._model = model
+        self._first_tokens: tuple[SampledToken, ...] = ()
+        self._complete = asyncio.Event()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every byte and the first token are there."""
+        return self._complete.is_set()
+
+    @property
+    def terms(self) -> ReserveTerms:
+        """The room it needs on the decode side."""
+        return ReserveTerms(
+            prompt_tokens=self.plan.prompt_tokens,
+            kept_tokens=self.plan.summary.kept_tokens,
+            whole_layers=sum(layout == 0 for layout in self.plan.slab.layer_layouts),
+            slab_bytes=self.plan.slab.total_bytes,
+            max_new_tokens=self.request.stop.max_tokens,
+        )
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt, when a later draw looks at it; otherwise it is not sent."""
+        penalised = self.request.sampling.repetition_penalty != 1.0
+        return self.request.token_ids if penalised else ()
+
+    def finish(self, first_tokens: tuple[SampledToken, ...]) -> None:
+        """The prompt is computed."""
+        self._first_tokens = first_tokens
+        self.completed_at = time.monotonic()
+        self._complete.set()
+
+    async def manifest(self, key: HandoffKey) -> KvManifest:
+        """What a delivery under `key` promises; waits until the prompt is computed."""
+        await self._complete.wait()
+        return KvManifest(
+            handoff=key,
+            model=self._model,
+            prompt_tokens=self.plan.prompt_tokens,
+            next_position=self.plan.prompt_tokens,
+            prompt_hash=hash_prompt(self.request.token_ids),
+            pruning=self.plan.summary,
+            layouts=self.plan.slab.layouts,
+            layer_layouts=self.plan.slab.layer_layouts,
+            segments=await self.slab.segments(),
+            first_tokens=self._first_tokens,
+            draws=1,
+        )
+
+
+def hash_prompt(token_ids: tuple[int, ...]) -> str:
+    """SHA-256 of the ids as little-endian uint32, hex."""
+    return hashlib.sha256(np.asarray(token_ids, dtype="<u4").tobytes()).hexdigest()

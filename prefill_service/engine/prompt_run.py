@@ -1,0 +1,148 @@
+"""A prompt from its turn to its last event, and the second delivery of one that was computed.
+
+Both leave nothing behind however they end: no reservation, no slab, no compute.
+"""
+
+import asyncio
+import time
+
+from prefill_service.engine.compute import Computed
+from prefill_service.engine.courier import Arrived, Courier
+from prefill_service.engine.held import HeldKv
+from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.job import PrefillJob, Sealed, Started
+from prefill_service.engine.parcel import Parcel
+from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.services import Services
+from shared.errors import TandemError
+from shared.types.handoff import HandoffStateMachine
+
+
+class PromptRun:
+    """One prompt's turn.
+
+    Args:
+        job: the prompt.
+        services: what to work with.
+        turn_over: set as soon as the next prompt may be computed.
+    """
+
+    def __init__(self, job: PrefillJob, *, services: Services, turn_over: asyncio.Event) -> None:
+        self._job = job
+        self._services = services
+        self._turn_over = turn_over
+        self._computed: Computed | None = None
+
+    async def run(self) -> Sealed:
+        """Reserves, computes and delivers.
+
+        Raises:
+            TandemError: why it failed or was stopped.
+        """
+        job, held = self._job, self._services.held
+        try:
+            job.raise_if_stopped()
+            plan = self._services.planner(job.request)
+            nbytes = plan.slab.total_bytes
+            await job.unless_stopped(held.admit(nbytes))
+            try:
+                return await self._admitted(plan)
+            finally:
+                held.discharge(nbytes)
+        finally:
+            self._turn_over.set()
+
+    async def _admitted(self, plan: PromptPlan) -> Sealed:
+        job, services = self._job, self._services
+        slab = HostSlab(plan.slab, geometry=services.geometry, executor=services.compute.checksums)
+        parcel = Parcel(job.request, plan=plan, slab=slab, model=services.model)
+        courier = _courier(job, parcel, services=services)
+        machine = HandoffStateMachine(job.key)
+        try:
+            await job.unless_stopped(courier.reserve())
+            job.emit(Started(time.monotonic() - job.created, plan.summary))
+            arrived = await self._compute_and_deliver(parcel, courier)
+            machine = arrived.delivery.machine
+            return _sealed(parcel, arrived, services=services, computed=self._computed)
+        finally:
+            await courier.abort("ended")
+            if parcel.complete and not job.stopping():
+                services.held.hold(HeldKv(parcel, machine))
+
+    async def _compute_and_deliver(self, parcel: Parcel, courier: Courier) -> Arrived:
+        """Runs both side by side; whichever fails first ends the other."""
+        compute = asyncio.ensure_future(self._compute(parcel))
+        try:
+            return await self._job.unless_stopped(courier.deliver())
+        except TandemError as error:
+            if not parcel.complete:
+                self._job.stop(error)
+            raise
+        finally:
+            await compute
+
+    async def _compute(self, parcel: Parcel) -> None:
+        job, services = self._job, self._services
+        began = time.monotonic()
+        try:
+            self._computed = await services.compute.run(job, plan=parcel.plan, slab=parcel.slab)
+        except TandemError as error:
+            job.stop(error)
+            return
+        finally:
+            self._turn_over.set()
+        services.speed.record(job.tokens, time.monotonic() - began)
+        services.recorder.computed(parcel.plan, self._computed)
+        parcel.finish(self._computed.first_tokens)
+
+
+async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed:
+    """Delivers held KV again, under the key of `job` and to its targets.
+
+    Raises:
+        TandemError: the delivery failed or was stopped.
+    """
+    async with services.held.reading(held):
+        courier = _courier(job, held.parcel, services=services)
+        try:
+            await job.unless_stopped(courier.reserve())
+            began = time.monotonic()
+            arrived = await job.unless_stopped(courier.deliver())
+        finally:
+            await courier.abort("ended")
+        services.held.delivered(held, arrived.delivery.machine)
+    return _sealed(held.parcel, arrived, services=services, began=began)
+
+
+def _courier(job: PrefillJob, parcel: Parcel, *, services: Services) -> Courier:
+    return Courier(
+        key=job.key,
+        parcel=parcel,
+        targets=job.request.targets,
+        links=services.links,
+        policy=services.policy,
+    )
+
+
+def _sealed(
+    parcel: Parcel,
+    arrived: Arrived,
+    *,
+    services: Services,
+    computed: Computed | None = None,
+    began: float | None = None,
+) -> Sealed:
+    phases: list[tuple[str, float]] = []
+    if computed is not None:
+        phases += [("prefill", computed.prefill_seconds), ("select", computed.select_seconds)]
+    # Only what came after the prompt was computed: the rest of the transfer ran beside it.
+    since = parcel.completed_at if began is None else began
+    phases.append(("transfer", time.monotonic() - since))
+    return Sealed(
+        target=arrived.delivery.target,
+        kv_bytes=arrived.stats.bytes,
+        transport=arrived.delivery.transport,
+        kept_tokens=parcel.plan.summary.kept_tokens,
+        phases=tuple(phases),
+        lease_s=services.held.lease_s,
+    )

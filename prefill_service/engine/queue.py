@@ -1,0 +1,107 @@
+"""First come, first served, counted in prompt tokens."""
+
+import asyncio
+from collections import OrderedDict
+
+from prefill_service.engine.job import PrefillJob
+from shared.errors import OverloadedError
+from shared.types.handoff import HandoffKey
+
+FALLBACK_RETRY_S = 1.0
+"""Seconds to wait before a retry while no speed has been measured."""
+
+MAX_RETRY_S = 120.0
+"""Longest advice for a retry."""
+
+
+class SpeedMeter:
+    """Recent prompt tokens per second, as an exponential average over prompts.
+
+    Args:
+        weight: share of the newest prompt in (0, 1].
+    """
+
+    def __init__(self, weight: float = 0.3) -> None:
+        self._weight = weight
+        self.tokens_per_second = 0.0
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Takes in one finished prompt."""
+        if seconds <= 0:
+            return
+        speed = tokens / seconds
+        if self.tokens_per_second == 0.0:
+            self.tokens_per_second = speed
+        else:
+            self.tokens_per_second += self._weight * (speed - self.tokens_per_second)
+
+    def seconds_for(self, tokens: int) -> float:
+        """Estimated seconds for `tokens`, bounded, never below a tenth."""
+        if self.tokens_per_second <= 0:
+            return FALLBACK_RETRY_S
+        return min(MAX_RETRY_S, max(0.1, tokens / self.tokens_per_second))
+
+
+class TokenQueue:
+    """Waiting prompts, bounded in tokens. A prompt above the bound enters an empty queue only.
+
+    Args:
+        max_tokens: bound of the waiting prompt tokens.
+        speed: measured speed, for the advice when to retry.
+    """
+
+    def __init__(self, max_tokens: int, *, speed: SpeedMeter) -> None:
+        self._max_tokens = max_tokens
+        self._speed = speed
+        self._jobs: OrderedDict[HandoffKey, PrefillJob] = OrderedDict()
+        self._tokens = 0
+        self._arrived = asyncio.Event()
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens waiting."""
+        return self._tokens
+
+    def __len__(self) -> int:
+        """Prompts waiting."""
+        return len(self._jobs)
+
+    def put(self, job: PrefillJob) -> int:
+        """Appends a prompt and returns the tokens ahead of it.
+
+        Raises:
+            OverloadedError: the bound would be passed; `retry_after_s` comes from measured speed.
+        """
+        ahead = self._tokens
+        if self._jobs and ahead + job.tokens > self._max_tokens:
+            wait = self._speed.seconds_for(ahead + job.tokens - self._max_tokens)
+            raise OverloadedError(
+                f"{ahead} prompt tokens wait and {job.tokens} more pass the bound of "
+                f"{self._max_tokens}: this worker gets more work than it can do; "
+                f"retry in {wait:.1f} s or add prefill workers",
+                retry_after_s=wait,
+            )
+        self._jobs[job.key] = job
+        self._tokens += job.tokens
+        self._arrived.set()
+        return ahead
+
+    async def get(self) -> PrefillJob:
+        """Takes the first prompt, waiting for one."""
+        while not self._jobs:
+            self._arrived.clear()
+            await self._arrived.wait()
+        _, job = self._jobs.popitem(last=False)
+        self._tokens -= job.tokens
+        return job
+
+    def remove(self, key: HandoffKey) -> PrefillJob | None:
+        """Takes one prompt out of turn, or None when it does not wait here."""
+        job = self._jobs.pop(key, None)
+        if job is not None:
+            self._tokens -= job.tokens
+        return job
+
+    def jobs(self) -> list[PrefillJob]:
+        """The waiting prompts in order."""
+        return list(self._jobs.values())

@@ -1,0 +1,181 @@
+"""One try to get a KV cache to one decode worker: reserve, push, commit, or abort."""
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.job import Target
+from shared.errors import (
+    HandoffError,
+    InvalidRequestError,
+    ManifestError,
+    TandemError,
+)
+from shared.transport.base import Grant, KvSender, KvTransport, TransferStats
+from shared.transport.registry import choose_transport
+from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
+from shared.types.kv_manifest import KvManifest
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveTerms:
+    """What room a handoff needs."""
+
+    prompt_tokens: int
+    """KV slots of every whole layer."""
+    kept_tokens: int
+    """KV slots of every pruned layer."""
+    whole_layers: int
+    """Layers that keep the whole prompt."""
+    slab_bytes: int
+    """Bytes of the landing slab."""
+    max_new_tokens: int
+    """Tokens that will be generated at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """A decode worker has no room: why, and when to ask again."""
+
+    retry_after_s: float
+    reason: str
+
+
+class DecodePeer(Protocol):
+    """Calls to decode workers; errors are `TandemError`s."""
+
+    async def reserve(
+        self, target: Target, *, key: HandoffKey, terms: ReserveTerms
+    ) -> Grant | Busy:
+        """Asks for room."""
+        ...
+
+    async def commit(
+        self,
+        target: Target,
+        *,
+        manifest: KvManifest,
+        grant: Grant,
+        prompt_token_ids: tuple[int, ...],
+    ) -> None:
+        """Hands a landed cache over; raises when it is refused."""
+        ...
+
+    async def abort(self, target: Target, *, key: HandoffKey, reason: str) -> bool:
+        """Ends a handoff; True when no write can be outstanding."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Ways to the decode side."""
+
+    peer: DecodePeer
+    """Control calls."""
+    transports: Mapping[str, KvTransport]
+    """Data lanes that may be used, by name."""
+
+
+class Delivery:
+    """One try; `machine` says how far it got, and `abort` ends it from any state.
+
+    Args:
+        key: the handoff.
+        target: the decode worker.
+        links: ways to it.
+    """
+
+    def __init__(self, *, key: HandoffKey, target: Target, links: Links) -> None:
+        self.target = target
+        self.transport = ""
+        self.machine = HandoffStateMachine(key)
+        self._links = links
+        self._grant: Grant | None = None
+        self._sender: KvSender | None = None
+        self._asked = False
+
+    async def reserve(self, terms: ReserveTerms) -> Busy | None:
+        """Asks for room; None is a grant.
+
+        Raises:
+            TandemError: the worker refuses the handoff or cannot be reached.
+        """
+        self._asked = True
+        try:
+            answer = await self._links.peer.reserve(self.target, key=self.machine.key, terms=terms)
+        except (InvalidRequestError, ManifestError):
+            self._asked = False
+            raise
+        if isinstance(answer, Busy):
+            self._asked = False
+            return answer
+        self._grant = answer
+        self.machine.advance(HandoffState.RESERVED)
+        return None
+
+    async def push(self, slab: HostSlab) -> TransferStats:
+        """Sends every range of the slab as it becomes final, and seals.
+
+        Raises:
+            HandoffError: no transport in common, or the bytes did not arrive.
+        """
+        grant = self._granted()
+        self.transport = choose_transport(tuple(self._links.transports), grant.transports)
+        self._sender = self._links.transports[self.transport].sender()
+        await self._sender.open(address=self.target.address, grant=grant)
+        self.machine.advance(HandoffState.STREAMING)
+        async for offset, length in slab.ranges():
+            await self._sender.write(offset, slab.view(offset, length))
+        stats = await self._sender.seal()
+        self.machine.advance(HandoffState.SEALED)
+        return stats
+
+    async def commit(self, manifest: KvManifest, *, prompt_token_ids: tuple[int, ...]) -> None:
+        """Hands the landed cache over.
+
+        Raises:
+            TandemError: it was refused, or the worker went away.
+        """
+        self.machine.advance(HandoffState.COMMITTED)
+        await self._links.peer.commit(
+            self.target,
+            manifest=manifest,
+            grant=self._granted(),
+            prompt_token_ids=prompt_token_ids,
+        )
+        self.machine.advance(HandoffState.ADOPTED)
+
+    async def abort(self, reason: str) -> None:
+        """Ends the try on both sides; a peer that cannot be reached frees it by its own lease."""
+        if not self.machine.try_advance(HandoffState.ABORTING):
+            return
+        if self._sender is not None:
+            await self._quietly("transfer", self._sender.abort())
+        if self._asked:
+            self.machine.advance(HandoffState.DRAINING)
+            call = self._links.peer.abort(self.target, key=self.machine.key, reason=reason)
+            await self._quietly("abort", call)
+        self.machine.advance(HandoffState.ABORTED)
+
+    async def _quietly(self, what: str, call: Awaitable[object]) -> None:
+        try:
+            await call
+        except TandemError as error:
+            _log.warning(
+                "cleanup failed",
+                what=what,
+                handoff_id=self.machine.key.handoff_id,
+                attempt=self.machine.key.attempt,
+                worker=self.target.worker_id,
+                error=error.message,
+            )
+
+    def _granted(self) -> Grant:
+        if self._grant is None:
+            raise HandoffError("a transfer began without a grant; report this")
+        return self._grant

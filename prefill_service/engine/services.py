@@ -1,0 +1,56 @@
+"""What the engine works with; `app` builds it once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from prefill_service.engine.compute import Computed, ComputeThread
+from prefill_service.engine.courier import DeliveryPolicy
+from prefill_service.engine.held import HeldStore
+from prefill_service.engine.job import Failed, PrefillJob, PromptRequest, Sealed
+from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.queue import SpeedMeter, TokenQueue
+from prefill_service.engine.sender import Links
+from shared.kv.geometry import KvGeometry
+from shared.types.model_identity import ModelIdentity
+
+Planner = Callable[[PromptRequest], PromptPlan]
+"""Decides about a prompt; raises InvalidRequestError when it cannot be served."""
+
+
+class Recorder(Protocol):
+    """Is told what happened, for metrics and logs; on the loop."""
+
+    def computed(self, plan: PromptPlan, computed: Computed) -> None:
+        """A prompt went through the model."""
+        ...
+
+    def ended(self, job: PrefillJob, outcome: Sealed | Failed) -> None:
+        """A prompt or a resend ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The engine's parts."""
+
+    compute: ComputeThread
+    """The engine thread."""
+    planner: Planner
+    """Decides what to prune."""
+    model: ModelIdentity
+    """Whose KV is sent."""
+    geometry: KvGeometry
+    """Its shape."""
+    links: Links
+    """Ways to decode workers."""
+    policy: DeliveryPolicy
+    """How persistently they are tried."""
+    queue: TokenQueue
+    """Waiting prompts."""
+    held: HeldStore
+    """Host memory and leases."""
+    speed: SpeedMeter
+    """Measured speed."""
+    recorder: Recorder
+    """Metrics and logs."""

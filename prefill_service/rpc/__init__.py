@@ -1,0 +1,1 @@
+"""The edge: gRPC servicers and the decode client; conversions and error mapping, no compute."""

@@ -1,0 +1,145 @@
+"""Calls to decode workers; the engine's `DecodePeer`."""
+
+from __future__ import annotations  # the async stub exists for the type checker only
+
+from collections import OrderedDict
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc.aio
+
+from prefill_service.engine.job import Target
+from prefill_service.engine.sender import Busy, ReserveTerms
+from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
+from shared.errors import HandoffError
+from shared.rpc.channel import open_channel
+from shared.rpc.status import error_from_rpc
+from shared.transport.base import Grant
+from shared.types.handoff import HandoffKey
+from shared.types.kv_manifest import KvManifest
+from shared.types.model_identity import ModelIdentity
+from shared.wire.errors import error_from_pb
+from shared.wire.identity import handoff_to_pb, identity_to_pb
+from shared.wire.manifest import manifest_to_pb
+
+if TYPE_CHECKING:
+    from protos.tandem.v1.decode_pb2_grpc import DecodeServiceAsyncStub
+
+MAX_CHANNELS = 256
+"""Decode workers whose connections are kept; the one unused longest goes first."""
+
+T = TypeVar("T")
+
+
+class DecodeClient:
+    """Reserve, Commit and Abort on any decode worker, over one channel each.
+
+    Args:
+        model: this worker's model, which the other side compares with its own.
+        timeout_s: longest seconds of one call.
+    """
+
+    def __init__(self, *, model: ModelIdentity, timeout_s: float) -> None:
+        self._model = model
+        self._timeout_s = timeout_s
+        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+
+    async def reserve(
+        self, target: Target, *, key: HandoffKey, terms: ReserveTerms
+    ) -> Grant | Busy:
+        """Asks for room.
+
+        Raises:
+            TandemError: the worker refuses the handoff or cannot be reached.
+        """
+        request = decode_pb2.ReserveRequest(
+            handoff=handoff_to_pb(key),
+            model=identity_to_pb(self._model),
+            prompt_tokens=terms.prompt_tokens,
+            kept_tokens=terms.kept_tokens,
+            whole_layers=terms.whole_layers,
+            slab_bytes=terms.slab_bytes,
+            max_new_tokens=terms.max_new_tokens,
+            num_branches=1,
+        )
+        stub = await self._stub(target.address)
+        answer = await _translated(stub.Reserve(request, timeout=self._timeout_s))
+        if answer.HasField("busy"):
+            return Busy(answer.busy.retry_after_ms / 1000, answer.busy.reason)
+        if not answer.HasField("grant"):
+            raise _unanswered("Reserve", target)
+        grant = answer.grant
+        return Grant(
+            slot=grant.slot,
+            generation=grant.generation,
+            lease_ms=grant.lease_ms,
+            transports=tuple(grant.transports),
+            incarnation=grant.incarnation,
+        )
+
+    async def commit(
+        self,
+        target: Target,
+        *,
+        manifest: KvManifest,
+        grant: Grant,
+        prompt_token_ids: tuple[int, ...],
+    ) -> None:
+        """Hands a landed cache over.
+
+        Raises:
+            TandemError: it was refused, or the worker cannot be reached.
+        """
+        request = decode_pb2.CommitRequest(
+            manifest=manifest_to_pb(manifest),
+            slot=grant.slot,
+            generation=grant.generation,
+            prompt_token_ids=prompt_token_ids,
+        )
+        stub = await self._stub(target.address)
+        answer = await _translated(stub.Commit(request, timeout=self._timeout_s))
+        if answer.HasField("rejected"):
+            raise error_from_pb(answer.rejected)
+        if not answer.HasField("adopted"):
+            raise _unanswered("Commit", target)
+
+    async def abort(self, target: Target, *, key: HandoffKey, reason: str) -> bool:
+        """Ends a handoff; True when no write can be outstanding.
+
+        Raises:
+            TandemError: the worker cannot be reached; its own lease ends the handoff then.
+        """
+        request = decode_pb2.AbortRequest(handoff=handoff_to_pb(key), reason=reason)
+        stub = await self._stub(target.address)
+        answer = await _translated(stub.Abort(request, timeout=self._timeout_s))
+        return answer.drained
+
+    async def close(self) -> None:
+        """Closes every channel."""
+        while self._channels:
+            _, channel = self._channels.popitem()
+            await channel.close()
+
+    async def _stub(self, address: str) -> DecodeServiceAsyncStub:
+        channel = self._channels.get(address)
+        if channel is None:
+            while len(self._channels) >= MAX_CHANNELS:
+                _, oldest = self._channels.popitem(last=False)
+                await oldest.close()
+            channel = self._channels[address] = open_channel(address)
+        self._channels.move_to_end(address)
+        return decode_pb2_grpc.DecodeServiceStub(channel)
+
+
+async def _translated(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error) from error
+
+
+def _unanswered(call: str, target: Target) -> HandoffError:
+    return HandoffError(
+        f"decode worker {target.worker_id} answered {call} with nothing this version knows: "
+        "the workers run different versions; upgrade the older one"
+    )

@@ -1,0 +1,108 @@
+"""Requests off the wire, checked against the model before any work is done for them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from prefill_service.engine.job import PromptRequest, Target
+from protos.tandem.v1 import prefill_pb2
+from shared.errors import ContextLengthError, InvalidRequestError
+from shared.wire.identity import handoff_from_pb
+from shared.wire.options import options_from_pb
+from shared.wire.sampling import sampling_from_pb, stop_from_pb
+
+MAX_TARGETS = 64
+"""Decode workers that one request may name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What a request must fit."""
+
+    vocab_size: int
+    """Token ids are below this."""
+    max_model_len: int
+    """Longest context in tokens, answer included."""
+
+
+def prompt_from_pb(message: prefill_pb2.PrefillRequest, *, limits: ModelLimits) -> PromptRequest:
+    """Checks and converts a prompt.
+
+    Raises:
+        InvalidRequestError: anything that the caller must change; `param` names it.
+    """
+    key = handoff_from_pb(message.handoff)
+    token_ids = tuple(message.token_ids)
+    _check_prompt(token_ids, limits)
+    if message.num_branches > 1:
+        raise InvalidRequestError(
+            f"{message.num_branches} answers were asked for: this worker samples one first token a "
+            "request; send n requests with n of 1",
+            param="n",
+        )
+    sampling = sampling_from_pb(message.sampling)
+    stop = stop_from_pb(message.stop)
+    _check_ids((token for token, _ in sampling.logit_bias), limits, param="logit_bias")
+    _check_ids(stop.token_ids, limits, param="stop_token_ids")
+    forced = message.forced_first_token if message.HasField("forced_first_token") else None
+    if forced is not None:
+        _check_ids((forced,), limits, param="forced_first_token")
+    return PromptRequest(
+        key=key,
+        token_ids=token_ids,
+        sampling=sampling,
+        stop=stop,
+        options=options_from_pb(message.options),
+        targets=targets_from_pb(message.targets),
+        deadline_s=message.deadline_ms / 1000 if message.deadline_ms else None,
+        forced_first_token=forced,
+    )
+
+
+def targets_from_pb(messages: Sequence[prefill_pb2.DecodeTarget]) -> tuple[Target, ...]:
+    """Checks and converts decode targets; of repeated ones the first stays.
+
+    Raises:
+        InvalidRequestError: none, too many, or one without an address.
+    """
+    if not 0 < len(messages) <= MAX_TARGETS:
+        raise InvalidRequestError(
+            f"{len(messages)} decode targets were named: the KV needs somewhere to go; "
+            f"name 1 to {MAX_TARGETS} decode workers",
+            param="targets",
+        )
+    found: dict[str, Target] = {}
+    for message in messages:
+        host, colon, port = message.address.rpartition(":")
+        if not (host and colon and port.isdecimal()):
+            raise InvalidRequestError(
+                f"decode target address {message.address!r} is not host:port; correct it",
+                param="targets",
+            )
+        name = message.worker_id or message.address
+        found.setdefault(message.address, Target(name, message.address))
+    return tuple(found.values())
+
+
+def _check_prompt(token_ids: tuple[int, ...], limits: ModelLimits) -> None:
+    if not token_ids:
+        raise InvalidRequestError(
+            "the prompt has no tokens, so there is nothing to continue; send at least one",
+            param="prompt",
+        )
+    if len(token_ids) >= limits.max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {len(token_ids)} tokens and this model's context ends at "
+            f"{limits.max_model_len}, answer included; shorten the prompt",
+            param="prompt",
+        )
+    _check_ids(token_ids, limits, param="prompt")
+
+
+def _check_ids(token_ids: Iterable[int], limits: ModelLimits, *, param: str) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= limits.vocab_size:
+        raise InvalidRequestError(
+            f"{param} holds token id {largest}, but this model's ids end at "
+            f"{limits.vocab_size - 1}: it was made with another tokenizer; use this model's",
+            param=param,
+        )
