@@ -17,7 +17,9 @@ from decode_service.engine.row_step import KvRead, RowStep
 from decode_service.engine.sequence import Sequence
 from shared.model.rope import RopeTable
 from shared.model.rope_config import RopeKind
+from shared.model.sampler import DrawRow, sample_rows
 from shared.model.transformer import Transformer
+from shared.types.sampling import SampledToken
 
 
 class StepObserver(Protocol):
@@ -52,6 +54,26 @@ class DecodeRunner:
         self._force_sparse = force_sparse
         self._reader = KvReader(cache)
         self._groups = [cache.group_of(layer) for layer in range(model.config.num_layers)]
+
+    def step(
+        self, rows: list[Sequence], *, observer: StepObserver | None = None
+    ) -> list[SampledToken]:
+        """One token a row: feeds each row's last token, draws the next one and appends it.
+
+        Rows change only when all of them succeeded; a step that raised may be repeated.
+
+        Raises:
+            InternalError: a row's logits are not numbers, or every token of it is ruled out.
+        """
+        logits_BV, attended = self.forward(rows, observer=observer)
+        tokens = sample_rows(logits_BV, [_draw_row(row) for row in rows])
+        for row, token, slots in zip(rows, tokens, attended, strict=True):
+            row.attended += slots
+            row.dense += len(self._groups) * (row.position + 1)
+            row.steps += 1
+            row.draws += 1
+            row.generated.append(token.token_id)
+        return tokens
 
     @torch.inference_mode()
     def forward(
@@ -122,3 +144,14 @@ class DecodeRunner:
             torch.cat([table.cos_TD for table in tables]),
             torch.cat([table.sin_TD for table in tables]),
         )
+
+
+def _draw_row(row: Sequence) -> DrawRow:
+    return DrawRow(
+        params=row.sampling,
+        branch=row.branch,
+        draw=row.draws,
+        prompt_ids=row.prompt_ids,
+        generated_ids=row.generated,
+        banned_ids=row.banned_ids(),
+    )
