@@ -122,11 +122,15 @@ class Intake:
         jobs = []
         for prompt in body.prompt:
             if isinstance(prompt, str):
-                ids = await asyncio.to_thread(self.tokenizer.encode, prompt)
+                ids = await self.encode_text(prompt)
             else:
                 ids = self.checked_ids(prompt, param="prompt")
             jobs.append(self._job(body, ids, origin, param="prompt"))
         return jobs
+
+    async def encode_text(self, text: str) -> list[int]:
+        """Token ids of plain text, with the tokenizer's own opening token."""
+        return await asyncio.to_thread(self.tokenizer.encode, text)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]

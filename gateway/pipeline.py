@@ -54,6 +54,7 @@ class Pipeline:
         self._tokenizer = tokenizer
         self._observer = observer
         self._max_retries = max_retries
+        self.in_flight = 0
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Event, None]:
         """Yields text deltas, the first one at the first token, then one Finished.
@@ -72,6 +73,7 @@ class Pipeline:
             ticket=ticket,
             observer=self._observer,
         )
+        self.in_flight += 1
         try:
             async with aclosing(self._attempts(state)) as deltas:
                 async for delta in deltas:
@@ -81,6 +83,7 @@ class Pipeline:
             self._observer.disconnected(state.phase)
             raise
         finally:
+            self.in_flight -= 1
             ticket.leave()
         yield finished
 

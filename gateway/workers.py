@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from shared.discovery.base import Discovery
-from shared.discovery.card import WorkerCard
-
 from gateway.balancing.base import Balancer, Candidate
 from gateway.breaker import Breaker, BreakerSettings
 from gateway.clients.events import Target
+from shared.discovery.base import Discovery
+from shared.discovery.card import WorkerCard
 from shared.errors import TandemError, UnavailableError
 
 PREFILL = "prefill"

@@ -45,9 +45,11 @@ def _unknown(body: GenerationBody) -> Iterable[tuple[str, Iterable[str]]]:
         ("tandem", body.tandem),
     )
     for parent, inner in nested:
-        for name in (inner.model_extra or {}) if inner is not None else ():
-            fields = type(inner).model_fields
-            yield f"{parent}.{name}", [f"{parent}.{field}" for field in fields]
+        if inner is None:
+            continue
+        fields = [f"{parent}.{field}" for field in type(inner).model_fields]
+        for name in inner.model_extra or {}:
+            yield f"{parent}.{name}", fields
     if isinstance(body, ChatBody):
         for name in body.ignored_variables():
             yield name, ()

@@ -1,0 +1,55 @@
+"""Asks workers who they are and how busy."""
+
+import asyncio
+
+import grpc.aio
+
+from gateway.clients.channels import Channels
+from gateway.clients.failures import worker_error
+from protos.tandem.v1 import control_pb2, control_pb2_grpc
+from shared.discovery.card import WorkerCard
+from shared.errors import ConfigError
+from shared.wire.identity import identity_from_pb
+
+_TIMEOUT_S = 2.0
+_ROLES = {control_pb2.ROLE_PREFILL: "prefill", control_pb2.ROLE_DECODE: "decode"}
+
+
+class ControlClient:
+    """The reading half of ControlService."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+
+    async def fetch_card(self, address: str) -> WorkerCard:
+        """The card of the worker at `host:port`.
+
+        Raises:
+            TandemError: nobody answers there, or it is not a worker.
+        """
+        stub = control_pb2_grpc.ControlServiceStub(self._channels.get(address))
+        try:
+            info, load = await asyncio.gather(
+                stub.GetInfo(control_pb2.GetInfoRequest(), timeout=_TIMEOUT_S),
+                stub.GetLoad(control_pb2.GetLoadRequest(), timeout=_TIMEOUT_S),
+            )
+        except grpc.aio.AioRpcError as error:
+            raise worker_error(error) from error
+        if info.role not in _ROLES:
+            raise ConfigError(
+                f"{address} is not a prefill or decode worker: correct the list of addresses"
+            )
+        return WorkerCard(
+            worker_id=info.worker_id,
+            role=_ROLES[info.role],
+            address=address,
+            incarnation=info.incarnation,
+            model=identity_from_pb(info.model),
+            max_model_len=info.max_model_len,
+            draining=load.draining,
+            queued_tokens=load.queued_tokens,
+            running=load.running_requests,
+            free_pages=load.free_pages,
+            transports=tuple(info.transports),
+            device=info.device,
+        )

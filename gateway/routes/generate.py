@@ -1,0 +1,242 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from gateway import sse
+from gateway.config import GatewayConfig
+from gateway.intake import Intake, Origin
+from gateway.job import Event, Finished, GenerationJob, TextDelta
+from gateway.observer import RequestObserver
+from gateway.pipeline import Pipeline
+from gateway.routes.body import read_body
+from gateway.routes.disconnect import unless_gone
+from gateway.routes.failures import error_response, reply_to
+from gateway.routes.json_response import json_response
+from gateway.routes.names import REQUEST_ID_HEADER, origin_of
+from gateway.routes.stream import CLIENT_CLOSED, EventStream, StreamEnd
+from gateway.schema.chat import ChatBody
+from gateway.schema.common import GenerationBody
+from gateway.schema.completions import CompletionBody
+from gateway.schema.parse import parse_body
+from gateway.schema.replies import (
+    ChatFormat,
+    CompletionFormat,
+    ReplyFormat,
+    WholeAnswer,
+    new_envelope,
+    usage_of,
+)
+from gateway.schema.unknown import check_unknown
+from shared.errors import CancelledError
+from shared.tokenizer.tokenizer import Tokenizer
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+MakeFormat = Callable[..., ReplyFormat]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request that may run."""
+
+    jobs: Sequence[GenerationJob]
+    """One a choice."""
+    body: GenerationBody
+    """As the client sent it."""
+    format: ReplyFormat
+    """How to answer."""
+    headers: dict[str, str]
+    """Headers about ignored fields."""
+
+
+class GenerateRoutes:
+    """The two generating endpoints.
+
+    Args:
+        intake: makes jobs.
+        pipeline: answers them.
+        config: limits and keep-alive.
+        observer: told of every request.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        *,
+        pipeline: Pipeline,
+        config: GatewayConfig,
+        observer: RequestObserver,
+    ) -> None:
+        self._intake = intake
+        self._pipeline = pipeline
+        self._config = config
+        self._observer = observer
+
+    async def chat(self, request: Request) -> Response:
+        """A chat completion."""
+        return await self._answer(request, origin_of(request, CHAT), self._prepare_chat)
+
+    async def completions(self, request: Request) -> Response:
+        """A plain completion."""
+        origin = origin_of(request, COMPLETIONS)
+        return await self._answer(request, origin, self._prepare_completion)
+
+    async def _answer(
+        self,
+        request: Request,
+        origin: Origin,
+        prepare: Callable[[bytes, Origin], Any],
+    ) -> Response:
+        try:
+            raw = await read_body(request, limit=self._config.max_body_bytes)
+            prepared: Prepared = await prepare(raw, origin)
+            if prepared.body.stream:
+                return self._stream(prepared, origin)
+            answer = await unless_gone(self._collect(prepared.jobs), request.receive)
+        except (ClientDisconnect, CancelledError):
+            self._account(origin, code=CLIENT_CLOSED, outcome="cancelled")
+            return Response(status_code=CLIENT_CLOSED)
+        except Exception as error:  # noqa: BLE001 - every failure is answered in the one error shape
+            reply = reply_to(error)
+            self._account(origin, code=reply.status, outcome="error", refused=reply.body)
+            return error_response(reply, request_id=origin.request_id)
+        self._account(origin, code=200, outcome="ok")
+        headers = {**prepared.headers, REQUEST_ID_HEADER: origin.request_id}
+        return json_response(prepared.format.whole(answer), headers=headers)
+
+    async def _prepare_chat(self, raw: bytes, origin: Origin) -> Prepared:
+        body = parse_body(raw, ChatBody)
+        headers = check_unknown(body, strict=self._config.strict_params)
+        job = await self._intake.chat_job(body, origin)
+        return self._prepared([job], body, headers, make=ChatFormat, prefix="chatcmpl")
+
+    async def _prepare_completion(self, raw: bytes, origin: Origin) -> Prepared:
+        body = parse_body(raw, CompletionBody)
+        headers = check_unknown(body, strict=self._config.strict_params)
+        jobs = await self._intake.completion_jobs(body, origin)
+        return self._prepared(jobs, body, headers, make=CompletionFormat, prefix="cmpl")
+
+    def _prepared(
+        self,
+        jobs: Sequence[GenerationJob],
+        body: GenerationBody,
+        headers: dict[str, str],
+        *,
+        make: MakeFormat,
+        prefix: str,
+    ) -> Prepared:
+        fingerprint = self._intake.fingerprint(jobs[0].options)
+        envelope = new_envelope(prefix, model=jobs[0].model, fingerprint=fingerprint)
+        tokenizer: Tokenizer = self._intake.tokenizer
+        reply = make(envelope, body=body, tokenizer=tokenizer)
+        return Prepared(jobs=jobs, body=body, format=reply, headers=headers)
+
+    def _stream(self, prepared: Prepared, origin: Origin) -> EventStream:
+        def ended(end: StreamEnd) -> None:
+            if end.status == CLIENT_CLOSED:
+                self._account(origin, code=CLIENT_CLOSED, outcome="cancelled")
+            elif end.error is None:
+                self._account(origin, code=200, outcome="ok")
+            else:
+                refused = end.error.body if end.status != 200 else None  # noqa: PLR2004 - HTTP
+                self._account(origin, code=end.status, outcome="error", refused=refused)
+
+        return EventStream(
+            stream_frames(self._pipeline.generate(prepared.jobs[0]), prepared),
+            request_id=origin.request_id,
+            keepalive_s=self._config.keepalive_s,
+            headers=prepared.headers,
+            on_end=ended,
+        )
+
+    async def _collect(self, jobs: Sequence[GenerationJob]) -> list[WholeAnswer]:
+        if len(jobs) == 1:
+            return [await self._collect_one(jobs[0])]
+        tasks = [asyncio.ensure_future(self._collect_one(job)) for job in jobs]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _collect_one(self, job: GenerationJob) -> WholeAnswer:
+        deltas: list[TextDelta] = []
+        end: Finished | None = None
+        async with aclosing(self._pipeline.generate(job)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    end = event
+                else:
+                    deltas.append(event)
+        assert end is not None, "a pipeline ends with Finished or raises"
+        return WholeAnswer(
+            text="".join(delta.text for delta in deltas),
+            tokens=tuple(token for delta in deltas for token in delta.tokens),
+            end=end,
+        )
+
+    def _account(
+        self,
+        origin: Origin,
+        *,
+        code: int,
+        outcome: str,
+        refused: dict[str, Any] | None = None,
+    ) -> None:
+        seconds = time.monotonic() - origin.arrived
+        self._observer.answered(
+            endpoint=origin.endpoint, code=str(code), outcome=outcome, seconds=seconds
+        )
+        if refused is not None:
+            self._observer.rejected(refused["error"]["code"])
+
+
+async def stream_frames(
+    events: AsyncGenerator[Event, None], prepared: Prepared
+) -> AsyncGenerator[bytes, None]:
+    """The frames of one streamed answer: deltas, finish, usage when asked for, then [DONE]."""
+    body, reply = prepared.body, prepared.format
+    async with aclosing(events):
+        opened = False
+        async for event in events:
+            if not opened:
+                opened = True
+                for chunk in reply.opening():
+                    yield sse.frame(_with_usage(chunk, event, prepared))
+            if isinstance(event, TextDelta):
+                delta = reply.delta(event)
+                if delta is not None:
+                    yield sse.frame(_with_usage(delta, event, prepared))
+                continue
+            yield sse.frame(_with_usage(reply.ending(event), event, prepared))
+            if body.wants_usage():
+                last = reply.usage_only()
+                last["usage"] = _usage(event, prepared)
+                last["tandem"] = event.report.to_json()
+                yield sse.frame(last)
+    yield sse.DONE
+
+
+def _with_usage(chunk: dict[str, Any], event: Event, prepared: Prepared) -> dict[str, Any]:
+    if prepared.body.wants_running_usage():
+        return {**chunk, "usage": _usage(event, prepared)}
+    if prepared.body.wants_usage():
+        return {**chunk, "usage": None}
+    return chunk
+
+
+def _usage(event: Event, prepared: Prepared) -> dict[str, int]:
+    return usage_of(
+        prompt_tokens=len(prepared.jobs[0].prompt_ids),
+        completion_tokens=event.completion_tokens,
+    )

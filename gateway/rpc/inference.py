@@ -1,0 +1,184 @@
+"""InferenceService: the pipeline for users of generated stubs."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+
+from gateway.intake import Intake, Origin, new_origin
+from gateway.job import Event, Finished, GenerationJob, TextDelta
+from gateway.observer import RequestObserver
+from gateway.pipeline import Pipeline
+from gateway.schema.translate import check_token_id, draw_seed, fit_context
+from protos.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from shared.errors import InvalidRequestError, TandemError
+from shared.rpc.interceptors import current_request_id
+from shared.rpc.status import grpc_code
+from shared.types.sampling import SamplingParams, StopConditions
+from shared.wire.options import options_from_pb
+from shared.wire.sampling import (
+    finish_to_pb,
+    sampling_from_pb,
+    stop_from_pb,
+    token_to_pb,
+)
+
+SERVICE_NAME = "tandem.v1.InferenceService"
+
+_ENDPOINT = "Generate"
+_MAX_ID = 100
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Same pipeline, limits and errors as REST.
+
+    Args:
+        intake: model name, chat template, limits.
+        pipeline: answers jobs.
+        observer: told of every request.
+    """
+
+    def __init__(self, intake: Intake, *, pipeline: Pipeline, observer: RequestObserver) -> None:
+        self._intake = intake
+        self._pipeline = pipeline
+        self._observer = observer
+
+    async def Generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - cancels arrive as CancelledError
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Streams accepted, deltas, finished; errors are statuses with ErrorInfo."""
+        origin = new_origin(current_request_id()[:_MAX_ID], _ENDPOINT)
+        code, outcome = "CANCELLED", "cancelled"
+        try:
+            job = await self._job(request, origin)
+            yield _accepted(job)
+            async with aclosing(self._pipeline.generate(job)) as events:
+                async for event in events:
+                    yield _response(event)
+            code, outcome = "OK", "ok"
+        except TandemError as error:
+            code, outcome = grpc_code(error).name, "error"
+            raise
+        finally:
+            self._observer.answered(
+                endpoint=_ENDPOINT,
+                code=code,
+                outcome=outcome,
+                seconds=time.monotonic() - origin.arrived,
+            )
+
+    async def _job(self, request: inference_pb2.GenerateRequest, origin: Origin) -> GenerationJob:
+        model = self._intake.check_model(request.model)
+        ids, param = await self._prompt(request)
+        vocab = self._intake.tokenizer.vocab_size
+        max_tokens = fit_context(
+            prompt_tokens=len(ids),
+            asked=request.stop.max_tokens or None,
+            limit=self._intake.max_model_len(),
+            param=param,
+        )
+        sampling = _sampling(request, vocab_size=vocab)
+        return GenerationJob(
+            request_id=origin.request_id,
+            endpoint=origin.endpoint,
+            model=model,
+            prompt_ids=ids,
+            sampling=sampling,
+            stop=self._stop(request, max_tokens),
+            options=options_from_pb(request.options),
+            arrived=origin.arrived,
+            deadline=self._intake.deadline(origin.arrived),
+        )
+
+    async def _prompt(self, request: inference_pb2.GenerateRequest) -> tuple[list[int], str]:
+        match request.WhichOneof("prompt"):
+            case "token_ids" if request.token_ids.ids:
+                ids = self._intake.checked_ids(request.token_ids.ids, param="token_ids")
+                return ids, "token_ids"
+            case "text" if request.text:
+                return await self._intake.encode_text(request.text), "text"
+            case "conversation" if request.conversation.messages:
+                turns = [
+                    {"role": message.role, "content": message.content}
+                    for message in request.conversation.messages
+                ]
+                return await self._intake.encode_chat(turns, {}), "conversation"
+            case given:
+                raise InvalidRequestError(
+                    f"the prompt {given or ''} is missing or empty; send token_ids, text or a "
+                    "conversation with at least one message",
+                    code="missing_required_parameter",
+                    param=given or "prompt",
+                )
+
+    def _stop(self, request: inference_pb2.GenerateRequest, max_tokens: int) -> StopConditions:
+        message = common_pb2.StopConditions()
+        message.CopyFrom(request.stop)
+        message.max_tokens = max_tokens
+        stop = stop_from_pb(message)
+        for token_id in stop.token_ids:
+            check_token_id(
+                token_id, vocab_size=self._intake.tokenizer.vocab_size, param="stop.token_ids"
+            )
+        if request.ignore_eos:
+            return stop
+        ids = set(stop.token_ids) | set(self._intake.tokenizer.eos_ids)
+        return replace(stop, token_ids=tuple(sorted(ids)))
+
+
+def _sampling(request: inference_pb2.GenerateRequest, *, vocab_size: int) -> SamplingParams:
+    """Seed 0 is an unset seed: one is drawn, as REST does for an absent one."""
+    if not request.HasField("sampling"):
+        return SamplingParams(seed=draw_seed())
+    params = sampling_from_pb(request.sampling)
+    for token_id, _ in params.logit_bias:
+        check_token_id(token_id, vocab_size=vocab_size, param="logit_bias")
+    return params if params.seed else replace(params, seed=draw_seed())
+
+
+def _accepted(job: GenerationJob) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(
+        accepted=inference_pb2.GenerateAccepted(
+            request_id=job.request_id, prompt_tokens=len(job.prompt_ids)
+        )
+    )
+
+
+def _response(event: Event) -> inference_pb2.GenerateResponse:
+    if isinstance(event, TextDelta):
+        delta = inference_pb2.GenerateDelta(
+            tokens=[token_to_pb(token) for token in event.tokens], text=event.text
+        )
+        return inference_pb2.GenerateResponse(delta=delta)
+    return inference_pb2.GenerateResponse(finished=_finished(event))
+
+
+def _finished(event: Finished) -> inference_pb2.GenerateFinished:
+    report = event.report
+    return inference_pb2.GenerateFinished(
+        reason=finish_to_pb(event.reason),
+        stop_match=event.stop_match or "",
+        usage=inference_pb2.Usage(
+            prompt_tokens=event.prompt_tokens, completion_tokens=event.completion_tokens
+        ),
+        report=inference_pb2.RequestReport(
+            ttft_seconds=report.ttft_s,
+            tokens_per_second=report.tokens_per_s,
+            phases=[
+                common_pb2.PhaseDuration(phase=phase, seconds=seconds)
+                for phase, seconds in report.phases_s.items()
+            ],
+            prompt_tokens=report.prompt_tokens,
+            kept_tokens=report.kept_tokens,
+            kv_bytes=report.kv_bytes,
+            transport=report.transport,
+            attended=report.attended,
+            dense=report.dense,
+            route=report.route,
+        ),
+    )
