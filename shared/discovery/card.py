@@ -56,7 +56,7 @@ class WorkerCard:
             return cls(**values)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"a worker card cannot be read ({error!r}): its worker runs an incompatible version "
+                f"a worker card cannot be read ({error!r}): its worker runs another version "
                 "or something else wrote to its key; upgrade the worker or clear the key"
             ) from error
 

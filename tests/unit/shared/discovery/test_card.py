@@ -1,0 +1,34 @@
+"""Cards survive JSON, tolerate newer workers, refuse anything else."""
+
+import json
+
+import pytest
+
+from shared.discovery.card import WorkerCard
+from shared.errors import ConfigError
+from tests.support.worker_cards import CARD
+
+
+def test_round_trip() -> None:
+    assert WorkerCard.from_json(CARD.to_json()) == CARD
+
+
+def test_unknown_fields_are_left_out_and_optional_ones_default() -> None:
+    raw = json.loads(CARD.to_json()) | {"invented_later": 1}
+    raw["model"]["invented_later"] = 2
+    del raw["draining"]
+    assert not WorkerCard.from_json(json.dumps(raw)).draining
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", "{}", '{"model": 1}'])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="worker card"):
+        WorkerCard.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_model_len": "10"}, {"worker_id": 1}, {"running": True}, {"transports": 1}]
+)
+def test_wrong_types_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        WorkerCard.from_json(json.dumps(json.loads(CARD.to_json()) | changes))
