@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.redis_server import redis_url  # noqa: F401  a fixture
+
 if TYPE_CHECKING:
     from shared.model.transformer import Transformer
 
