@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from deploy.cli_bench import bench_app
+from deploy.cli_inspect import inspect_app
 from shared.config.exit_codes import exit_code_for
 from shared.errors import TandemError
 
@@ -26,8 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 model_app = typer.Typer(no_args_is_help=True, help="The models on this machine.")
-inspect_app = typer.Typer(no_args_is_help=True, help="What the two methods choose, in one process.")
-bench_app = typer.Typer(no_args_is_help=True, help="Speed of the engines against transformers.")
 config_app = typer.Typer(no_args_is_help=True, help="Effective settings.")
 app.add_typer(model_app, name="model")
 app.add_typer(inspect_app, name="inspect")

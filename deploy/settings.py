@@ -4,7 +4,7 @@ import importlib
 import json
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -63,8 +63,7 @@ def config_class(role: str) -> type:
     """The settings dataclass of a role, imported now."""
     module, _, name = CONFIG_CLASSES[role].partition(":")
     cls = getattr(importlib.import_module(module), name)
-    assert isinstance(cls, type)
-    return cls
+    return cast("type", cls)
 
 
 def _plain(value: object) -> object:

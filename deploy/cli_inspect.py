@@ -1,0 +1,153 @@
+"""The `tandem inspect` sub-commands: flags in, `deploy.inspect` does the work."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shared.errors import ConfigError
+from shared.types.methods import Aggregation, KvSelect
+
+inspect_app = typer.Typer(no_args_is_help=True, help="What the two methods choose, in one process.")
+
+Model = Annotated[str, typer.Option(help="Catalog name, folder, hub id or GGUF file.")]
+PromptFile = Annotated[Path | None, typer.Option(help="Prompt as UTF-8 text.")]
+TokenIds = Annotated[Path | None, typer.Option(help="Prompt as a JSON array of token ids.")]
+Keep = Annotated[float | None, typer.Option(help="Keep rate r in (0, 1]; 1 keeps all.")]
+PruningLayer = Annotated[int | None, typer.Option("--lp", help="Pruning layer, 0-based.")]
+AggregationWindow = Annotated[int | None, typer.Option("--n", help="Layers that are aggregated.")]
+Deferred = Annotated[int | None, typer.Option("--m", help="First layers that keep all KV.")]
+Window = Annotated[int | None, typer.Option(help="Observation window W, in tokens.")]
+Agg = Annotated[Aggregation | None, typer.Option(help="How layers are combined.")]
+Select = Annotated[KvSelect | None, typer.Option(help="Whose positions layers m..lp keep.")]
+ProtectFirst = Annotated[int | None, typer.Option(min=0, max=1, help="1 always keeps token 0.")]
+MinKeep = Annotated[int | None, typer.Option(help="Floor of the kept count, in tokens.")]
+Profile = Annotated[str, typer.Option(help="Profile name or TOML file; the model's own if empty.")]
+Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Model cache.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+@inspect_app.command("prune")
+def prune(
+    model: Model = "smollm2",
+    prompt_file: PromptFile = None,
+    token_ids: TokenIds = None,
+    keep: Keep = None,
+    lp: PruningLayer = None,
+    n: AggregationWindow = None,
+    m: Deferred = None,
+    window: Window = None,
+    agg: Agg = None,
+    kv_select: Select = None,
+    protect_first: ProtectFirst = None,
+    min_keep: MinKeep = None,
+    profile: Profile = "",
+    dtype: Dtype = "float32",
+    cache_dir: CacheDir = None,
+    as_json: Json = False,
+) -> None:
+    """Which prompt tokens CLAA keeps. Without a flag the model's profile decides.
+
+    JSON keys: prompt_tokens, kept, layers [{layer, mode, positions}], next_position,
+    first_token_id, kv_bytes, seconds.
+    """
+    from deploy.inspect import InspectRequest, run_prune
+
+    request = InspectRequest(
+        model=model,
+        prompt_file=prompt_file,
+        token_ids=token_ids,
+        cache_dir=cache_dir,
+        dtype=dtype,
+        profile=profile,
+        pruning=_pruning(keep, lp, n, m, window, agg, kv_select, protect_first, min_keep),
+        sparsity={},
+    )
+    run_prune(request, as_json=as_json)
+
+
+@inspect_app.command("pages")
+def pages(
+    model: Model = "smollm2",
+    prompt_file: PromptFile = None,
+    token_ids: TokenIds = None,
+    keep: Keep = None,
+    lp: PruningLayer = None,
+    n: AggregationWindow = None,
+    m: Deferred = None,
+    window: Window = None,
+    agg: Agg = None,
+    kv_select: Select = None,
+    protect_first: ProtectFirst = None,
+    min_keep: MinKeep = None,
+    full_layers: Annotated[
+        str | None, typer.Option(help="Layers with full attention, as 0,1,2,14,22.")
+    ] = None,
+    page_budget: Annotated[int | None, typer.Option(help="Pages K, recency included.")] = None,
+    recency: Annotated[int | None, typer.Option(help="Recency pages L, always read.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens, the first counted.")] = 32,
+    profile: Profile = "",
+    dtype: Dtype = "float32",
+    cache_dir: CacheDir = None,
+    as_json: Json = False,
+) -> None:
+    """Which KV pages DELTA reads at each step, greedily. Without a flag the profile decides.
+
+    JSON keys: token_ids (begins with the first token), steps [{position, layers, attended, dense}].
+    """
+    from deploy.inspect import InspectRequest, run_pages
+
+    request = InspectRequest(
+        model=model,
+        prompt_file=prompt_file,
+        token_ids=token_ids,
+        cache_dir=cache_dir,
+        dtype=dtype,
+        profile=profile,
+        pruning=_pruning(keep, lp, n, m, window, agg, kv_select, protect_first, min_keep),
+        sparsity={
+            "full_layers": None if full_layers is None else parse_layers(full_layers),
+            "page_budget": page_budget,
+            "recency_pages": recency,
+        },
+    )
+    run_pages(request, max_tokens=max_tokens, as_json=as_json)
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Layer numbers of a comma-separated list.
+
+    Raises:
+        ConfigError: it is no such list.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--full-layers cannot be {text!r}: write layer numbers like 0,1,2,14,22"
+        ) from None
+
+
+def _pruning(
+    keep: float | None,
+    lp: int | None,
+    n: int | None,
+    m: int | None,
+    window: int | None,
+    agg: Aggregation | None,
+    kv_select: KvSelect | None,
+    protect_first: int | None,
+    min_keep: int | None,
+) -> dict[str, Any]:
+    return {
+        "keep_rate": keep,
+        "pruning_layer": lp,
+        "aggregation_window": n,
+        "deferred_layers": m,
+        "observation_window": window,
+        "aggregation": agg,
+        "kv_select": kv_select,
+        "protect_first": None if protect_first is None else bool(protect_first),
+        "min_keep": min_keep,
+    }
