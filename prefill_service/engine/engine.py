@@ -5,6 +5,7 @@ prompt, it gives exactly one last event and leaves nothing behind.
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,9 @@ from shared.types.handoff import HandoffKey
 
 REAP_SECONDS = 0.25
 """How often leases are looked at, at most."""
+
+COUNTDOWN_SECONDS = 5.0
+"""How often a drain says how much time is left."""
 
 _log = structlog.get_logger(__name__)
 
@@ -174,12 +178,29 @@ class PrefillEngine:
             return False
         return True
 
+    async def drain(self, cap_s: float) -> None:
+        """Takes no new prompts, finishes queued and running ones, stops what is left at the cap."""
+        self.start_drain()
+        until = time.monotonic() + cap_s
+        while (left := until - time.monotonic()) > 0:
+            if await self.wait_idle(min(COUNTDOWN_SECONDS, left)):
+                _log.info("drained")
+                return
+            left = round(max(0.0, until - time.monotonic()), 1)
+            _log.info("draining", prompts=len(self._jobs), seconds_left=left)
+        await self.stop_all()
+
+    async def stop_all(self) -> None:
+        """Stops every prompt and waits for its end."""
+        error = UnavailableError("the prefill worker shuts down before this prompt was done; retry")
+        for job in list(self._jobs.values()):
+            self._stop(job, error)
+        await self._idle.wait()
+
     async def close(self) -> None:
         """Stops everything and waits for it; twice is fine."""
         self._draining = True
-        for job in list(self._jobs.values()):
-            self._stop(job, UnavailableError("the prefill worker shuts down; retry elsewhere"))
-        await self._idle.wait()
+        await self.stop_all()
         for task in self._loops:
             task.cancel()
         await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)

@@ -36,7 +36,7 @@ class HostSlab:
         self._dtype = _DTYPES[geometry.dtype]
         self._executor = executor
         self._bytes = torch.empty(layout.total_bytes, dtype=torch.uint8)
-        self._view = memoryview(self._bytes.numpy()).toreadonly()
+        self._view = self._bytes.numpy().data.toreadonly()
         self._kv_segments = [layout.kv_segment(layer) for layer in range(geometry.num_layers)]
         self._filled = [0] * geometry.num_layers
         self._checksums: dict[int, Future[int]] = {}
@@ -54,6 +54,10 @@ class HostSlab:
     def payload_bytes(self) -> int:
         """Bytes that are sent: every segment, without the gaps between them."""
         return sum(segment.length for segment in self.layout.segments)
+
+    def is_complete(self) -> bool:
+        """Whether every byte is final."""
+        return self._complete
 
     def view(self, offset: int, length: int) -> memoryview:
         """Read-only bytes of one range."""
@@ -109,17 +113,17 @@ class HostSlab:
 
     async def ranges(self) -> AsyncIterator[tuple[int, int]]:
         """(offset, length) of final bytes, each byte once, as they come; ends after `finish`."""
-        if self._complete:
+        if self.is_complete():
             for segment in self.layout.segments:
                 yield segment.offset, segment.length
             return
         index = 0
         while True:
-            changed = self._changed
+            changed, last = self._changed, self.is_complete()
             while index < len(self._ranges):
                 yield self._ranges[index]
                 index += 1
-            if self._complete and index == len(self._ranges):
+            if last:
                 return
             await changed.wait()
 

@@ -1,0 +1,394 @@
+"""The wiring of a prefill worker: settings in, a serving worker out; names concrete classes."""
+
+import asyncio
+import json
+import os
+import uuid
+from importlib import metadata
+
+import structlog
+import torch
+from prometheus_client import CollectorRegistry
+
+from prefill_service.config import PrefillConfig
+from prefill_service.engine.compute import ComputeThread
+from prefill_service.engine.courier import DeliveryPolicy
+from prefill_service.engine.engine import PrefillEngine
+from prefill_service.engine.held import HeldStore
+from prefill_service.engine.job import PromptRequest
+from prefill_service.engine.plan import PromptPlan, plan_prompt
+from prefill_service.engine.publisher import CardPublisher
+from prefill_service.engine.queue import SpeedMeter, TokenQueue
+from prefill_service.engine.readiness import ReadinessBoard
+from prefill_service.engine.recorder import MetricsRecorder
+from prefill_service.engine.runner import PrefillRunner
+from prefill_service.engine.sender import Links
+from prefill_service.engine.services import Planner, Services
+from prefill_service.engine.warm_up import warm_up
+from prefill_service.engine.watchdog import Watchdog
+from prefill_service.rpc.control import WorkerInfo
+from prefill_service.rpc.decode_client import DecodeClient
+from prefill_service.rpc.requests import ModelLimits
+from prefill_service.rpc.services import SERVICE_NAMES, add_services
+from shared.config.exit_codes import ExitCode
+from shared.discovery.card import WorkerCard
+from shared.discovery.redis import RedisDiscovery, RedisSettings
+from shared.errors import ConfigError
+from shared.kv.geometry import KvGeometry
+from shared.model.probe import probe_attention
+from shared.model.weights import LoadedModel, load_model
+from shared.rpc.server import RpcServer, build_server
+from shared.telemetry.admin import admin_server
+from shared.telemetry.http_server import HttpServer
+from shared.telemetry.metrics import HealthMetrics, PrefillMetrics, TransferMetrics
+from shared.transport.base import KvTransport, TransportContext
+from shared.transport.instrumented import InstrumentedTransport
+from shared.transport.registry import transport_registry
+
+WARM_UP_TOKENS = 32
+
+_log = structlog.get_logger(__name__)
+
+
+class PrefillApp:
+    """One worker: `start`, serve until told otherwise, `drain`, `close`.
+
+    Args:
+        config: its settings.
+    """
+
+    def __init__(self, config: PrefillConfig) -> None:
+        self.config = config
+        self.worker_id = config.worker_id or f"prefill-{uuid.uuid4().hex[:8]}"
+        self.incarnation = uuid.uuid4().hex
+        self.registry = CollectorRegistry()
+        self.recorder = MetricsRecorder(
+            PrefillMetrics(self.registry), health=HealthMetrics(self.registry)
+        )
+        self._board = ReadinessBoard()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._drain_task: asyncio.Task[None] | None = None
+        self._rpc: RpcServer | None = None
+        self._admin: HttpServer | None = None
+        self._parts: _Parts | None = None
+        self._publisher: CardPublisher | None = None
+
+    # --- start --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Binds ports, loads the model and serves; after an error, `close` is still to be called.
+
+        Raises:
+            ConfigError: a setting is wrong or a port is taken.
+            ModelLoadError: the model cannot be had.
+        """
+        config = self.config
+        with self._board.startup("starting", "ports"):
+            self._rpc = build_server(
+                host=config.host, port=config.port, service_names=SERVICE_NAMES
+            )
+            self._admin = admin_server(
+                host=config.host,
+                port=config.admin_port,
+                registry=self.registry,
+                readiness=lambda: self._board.current,
+                alive=self._alive,
+                refresh=self._refresh,
+            )
+            await self._admin.start()
+            advertised = self._advertised_address(self._rpc)
+        with self._board.startup("loading", "weights"):
+            loaded = await asyncio.to_thread(self._load)
+        with self._board.startup("loading", "engine"):
+            parts = self._parts = _Parts(loaded, app=self)
+        with self._board.startup("loading", "warm-up"):
+            await asyncio.to_thread(
+                warm_up,
+                parts.runner,
+                planner=parts.planner,
+                tokens=min(WARM_UP_TOKENS, parts.limits.max_model_len - 1),
+            )
+        with self._board.startup("starting", "serving"):
+            await self._serve(self._rpc, parts)
+        with self._board.startup("starting", "register"):
+            await self._register(parts, advertised)
+        self._board.serving()
+        await self._rpc.health.set_ready(True)
+        self._banner(loaded, parts)
+
+    @property
+    def address(self) -> str:
+        """host:port of the gRPC server."""
+        assert self._rpc is not None, "not started"
+        return self._rpc.address
+
+    @property
+    def admin_address(self) -> str:
+        """host:port of metrics and health."""
+        assert self._admin is not None, "not started"
+        return self._admin.address
+
+    @property
+    def engine(self) -> PrefillEngine:
+        """The engine."""
+        assert self._parts is not None, "not started"
+        return self._parts.engine
+
+    def ready_line(self) -> str:
+        """The machine-readable line that goes to standard output."""
+        fields = {
+            "role": "prefill",
+            "worker_id": self.worker_id,
+            "address": self.address,
+            "admin": self.admin_address,
+        }
+        return "TANDEM_READY " + json.dumps(fields)
+
+    def _load(self) -> LoadedModel:
+        config = self.config
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        return load_model(
+            config.model,
+            dtype=config.dtype,
+            device=config.device,
+            cache_dir=config.cache_dir,
+            profile=config.profile,
+            progress=self._board.progressed,
+        )
+
+    async def _serve(self, rpc: RpcServer, parts: "_Parts") -> None:
+        parts.engine.start()
+        add_services(
+            rpc.server,
+            engine=parts.engine,
+            limits=parts.limits,
+            info=parts.info,
+            start_drain=self.begin_drain,
+        )
+        await rpc.start()
+        watchdog = Watchdog(
+            parts.compute.stalled_seconds,
+            stall_s=self.config.stall_s,
+            exit_s=self.config.stall_exit_s,
+            on_change=self._stall_changed,
+            give_up=lambda: os._exit(ExitCode.FAILURE),
+        )
+        self._tasks.append(asyncio.create_task(watchdog.run(), name="prefill-watchdog"))
+
+    async def _register(self, parts: "_Parts", address: str) -> None:
+        if not self.config.redis_url:
+            return
+        card = WorkerCard(
+            worker_id=self.worker_id,
+            role="prefill",
+            address=address,
+            incarnation=self.incarnation,
+            model=parts.model,
+            max_model_len=parts.limits.max_model_len,
+            transports=parts.info.transports,
+            device=self.config.device,
+        )
+        discovery = RedisDiscovery(RedisSettings(url=self.config.redis_url))
+        self._publisher = CardPublisher(discovery, card=card, load=parts.engine.load)
+        await self._publisher.start()
+
+    def _advertised_address(self, rpc: RpcServer) -> str:
+        config = self.config
+        if config.advertise_address:
+            return config.advertise_address
+        if config.redis_url and config.host in {"0.0.0.0", "::", "[::]"}:  # noqa: S104  a refusal
+            raise ConfigError(
+                f"this worker listens on every address ({config.host}) and would tell others none "
+                "that they can reach; set advertise_address to its host:port as seen from outside",
+                param="advertise_address",
+            )
+        return rpc.address
+
+    def _banner(self, loaded: LoadedModel, parts: "_Parts") -> None:
+        pruning = loaded.profile.pruning
+        _log.info(
+            "ready",
+            model=parts.info.model.name,
+            dtype=parts.info.model.dtype,
+            context=parts.limits.max_model_len,
+            device=self.config.device,
+            attention=parts.info.attention_backend,
+            rejected_backends=list(parts.info.rejected_backends),
+            profile=loaded.profile.name,
+            keep_rate=pruning.keep_rate,
+            pruning_layer=pruning.pruning_layer,
+            aggregation=pruning.aggregation.value,
+            kv_select=pruning.kv_select.value,
+            bypass_below=pruning.bypass_below,
+            transports=list(parts.info.transports),
+            grpc=self.address,
+            admin=self.admin_address,
+        )
+
+    # --- health -------------------------------------------------------------------------------
+
+    def _alive(self) -> bool:
+        if self._parts is None or not self.config.stall_exit_s:
+            return True
+        return self._parts.compute.stalled_seconds() < self.config.stall_exit_s
+
+    def _refresh(self) -> None:
+        if self._parts is not None:
+            self.recorder.refresh(self._parts.engine.load())
+
+    async def _stall_changed(self, healthy: bool) -> None:  # noqa: FBT001  the value is the argument
+        if self._drain_task is not None or self._rpc is None:
+            return
+        if healthy:
+            self._board.serving()
+        else:
+            self._board.stalled(self.config.stall_s)
+        await self._rpc.health.set_ready(healthy)
+
+    # --- end ----------------------------------------------------------------------------------
+
+    def begin_drain(self, timeout_s: float | None = None) -> None:
+        """Takes no new prompts and finishes those that are here, within a cap; twice is fine.
+
+        Args:
+            timeout_s: the cap; None takes the configured one.
+        """
+        if self._drain_task is None:
+            cap = self.config.drain_s if timeout_s is None else timeout_s
+            self._drain_task = asyncio.create_task(self._drain(cap), name="prefill-drain")
+
+    async def drain(self) -> None:
+        """Begins a drain, when none has begun, and waits for its end."""
+        self.begin_drain()
+        assert self._drain_task is not None, "begin_drain sets it"
+        await self._drain_task
+
+    async def _drain(self, cap_s: float) -> None:
+        self._board.draining()
+        if self._rpc is not None:
+            await self._rpc.health.set_ready(False)
+        if self._parts is not None:
+            self._parts.engine.start_drain()
+            if self._publisher is not None:
+                await self._publisher.publish()
+            await self._parts.engine.drain(cap_s)
+
+    async def close(self) -> None:
+        """Ends everything at once; what has not started is fine, and so is a second time."""
+        for task in [*self._tasks, *([self._drain_task] if self._drain_task else [])]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._publisher is not None:
+            await self._publisher.close()
+        if self._parts is not None:
+            await self._parts.close()
+        if self._rpc is not None:
+            await self._rpc.stop(grace_s=1.0)
+        if self._admin is not None:
+            await self._admin.stop()
+
+
+class _Parts:
+    """What is built once the model is in memory."""
+
+    def __init__(self, loaded: LoadedModel, *, app: PrefillApp) -> None:
+        config, model = app.config, loaded.model
+        attention = probe_attention(model.device)
+        self.model = model.identity(config.model_name or loaded.name)
+        self.limits = ModelLimits(
+            vocab_size=model.config.vocab_size, max_model_len=_max_model_len(config, loaded)
+        )
+        self.runner = PrefillRunner(
+            model, attention=attention.backend, chunk_tokens=config.chunk_tokens
+        )
+        self.compute = ComputeThread(self.runner)
+        self.planner = _planner(loaded)
+        self.client = DecodeClient(model=self.model, timeout_s=config.rpc_timeout_s)
+        self.transports = _transports(
+            config.transports,
+            context=TransportContext(model=self.model, incarnation=app.incarnation),
+            metrics=TransferMetrics(app.registry),
+        )
+        self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), app=app))
+        self.info = WorkerInfo(
+            worker_id=app.worker_id,
+            incarnation=app.incarnation,
+            model=self.model,
+            max_model_len=self.limits.max_model_len,
+            version=_version(),
+            device=config.device,
+            attention_backend=attention.backend.name,
+            rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
+            transports=tuple(self.transports),
+        )
+
+    def _services(
+        self, config: PrefillConfig, *, geometry: KvGeometry, app: PrefillApp
+    ) -> Services:
+        speed = SpeedMeter()
+        return Services(
+            compute=self.compute,
+            planner=self.planner,
+            model=self.model,
+            geometry=geometry,
+            links=Links(peer=self.client, transports=self.transports),
+            policy=DeliveryPolicy(
+                tries=config.delivery_tries, reserve_wait_s=config.reserve_wait_s
+            ),
+            queue=TokenQueue(config.queue_tokens, speed=speed),
+            held=HeldStore(
+                buffer_bytes=config.buffer_bytes,
+                sealed_bytes=config.sealed_bytes,
+                lease_s=config.sealed_lease_s,
+            ),
+            speed=speed,
+            recorder=app.recorder,
+        )
+
+    async def close(self) -> None:
+        """Ends the engine and drops every connection."""
+        await self.engine.close()
+        await self.client.close()
+        for transport in self.transports.values():
+            await transport.close()
+
+
+def _max_model_len(config: PrefillConfig, loaded: LoadedModel) -> int:
+    longest = loaded.model.config.max_position
+    if config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is beyond the model's {longest} positions; "
+            "lower it, or leave it at 0 for the model's own",
+            param="max_model_len",
+        )
+    return config.max_model_len or longest
+
+
+def _planner(loaded: LoadedModel) -> Planner:
+    geometry = loaded.model.geometry()
+
+    def plan(request: PromptRequest) -> PromptPlan:
+        return plan_prompt(
+            config=loaded.model.config,
+            geometry=geometry,
+            params=loaded.profile.pruning,
+            options=request.options,
+            prompt_tokens=len(request.token_ids),
+        )
+
+    return plan
+
+
+def _transports(
+    names: tuple[str, ...], *, context: TransportContext, metrics: TransferMetrics
+) -> dict[str, KvTransport]:
+    registry = transport_registry()
+    return {name: InstrumentedTransport(registry.get(name)(context), metrics) for name in names}
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tandem-llm")
+    except metadata.PackageNotFoundError:
+        return "source"

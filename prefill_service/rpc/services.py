@@ -1,0 +1,38 @@
+"""Adds this role's services to a server."""
+
+import grpc.aio
+
+from prefill_service.engine.engine import PrefillEngine
+from prefill_service.rpc import control, servicer
+from prefill_service.rpc.control import ControlServicer, StartDrain, WorkerInfo
+from prefill_service.rpc.requests import ModelLimits
+from prefill_service.rpc.servicer import PrefillServicer
+from protos.tandem.v1 import control_pb2_grpc, prefill_pb2_grpc
+
+SERVICE_NAMES = (servicer.SERVICE_NAME, control.SERVICE_NAME)
+"""Full names, for health and reflection."""
+
+
+def add_services(
+    server: grpc.aio.Server,
+    *,
+    engine: PrefillEngine,
+    limits: ModelLimits,
+    info: WorkerInfo,
+    start_drain: StartDrain,
+) -> None:
+    """Adds PrefillService and ControlService to a server that has not started.
+
+    Args:
+        server: the server.
+        engine: does the work.
+        limits: what requests must fit.
+        info: the worker.
+        start_drain: begins a drain and returns at once.
+    """
+    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
+        PrefillServicer(engine, limits=limits), server
+    )
+    control_pb2_grpc.add_ControlServiceServicer_to_server(
+        ControlServicer(engine, info=info, start_drain=start_drain), server
+    )
