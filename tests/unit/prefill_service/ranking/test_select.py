@@ -1,0 +1,76 @@
+"""Selection: budget, window, protection, ties."""
+
+import math
+
+import pytest
+import torch
+
+from prefill_service.ranking.select import cache_rows, select_positions
+from shared.types.methods import KvSelect
+
+
+def chosen(scores: list[float], *, length: int, kept: int, protect: bool = False) -> list[int]:
+    rows = select_positions(
+        torch.tensor([scores]), prompt_tokens=length, kept_tokens=kept, protect_first=protect
+    )
+    assert rows.dtype is torch.int64
+    return list(rows[0].tolist())
+
+
+def test_highest_scores_and_window() -> None:
+    assert chosen([0.1, 0.9, 0.2, 0.8], length=6, kept=4) == [1, 3, 4, 5]
+
+
+def test_ties_go_to_the_lower_position() -> None:
+    assert chosen([0.5] * 6, length=8, kept=5) == [0, 1, 2, 6, 7]
+    assert chosen([0.1, 0.5, 0.5, 0.5, 0.9], length=6, kept=4) == [1, 2, 4, 5]
+
+
+def test_protection_takes_the_lowest_ranked_place() -> None:
+    scores = [0.0, 0.9, 0.8, 0.7]
+    assert chosen(scores, length=5, kept=4, protect=False) == [1, 2, 3, 4]
+    assert chosen(scores, length=5, kept=4, protect=True) == [0, 1, 2, 4]
+
+
+def test_protection_changes_nothing_when_token_0_is_chosen_anyway() -> None:
+    scores = [0.95, 0.9, 0.8, 0.7]
+    assert chosen(scores, length=5, kept=3, protect=True) == [0, 1, 4]
+
+
+def test_protection_of_the_only_place() -> None:
+    assert chosen([0.0, 0.9], length=4, kept=3, protect=True) == [0, 2, 3]
+
+
+def test_protection_leaves_the_scores_alone() -> None:
+    scores = torch.tensor([[0.0, 0.9, 0.8]])
+    select_positions(scores, prompt_tokens=4, kept_tokens=2, protect_first=True)
+    assert torch.equal(scores, torch.tensor([[0.0, 0.9, 0.8]]))
+
+
+def test_keep_all() -> None:
+    assert chosen([0.3, 0.2], length=4, kept=4) == [0, 1, 2, 3]
+    assert chosen([], length=3, kept=3) == [0, 1, 2]
+
+
+def test_nan_ranks_last() -> None:
+    assert chosen([math.nan, 0.1, 0.2], length=4, kept=3) == [1, 2, 3]
+    assert chosen([math.nan] * 3, length=4, kept=2) == [0, 3]
+
+
+def test_rows_are_independent() -> None:
+    scores = torch.tensor([[0.9, 0.1, 0.2], [0.1, 0.2, 0.9]])
+    rows = select_positions(scores, prompt_tokens=4, kept_tokens=2, protect_first=False)
+    assert rows.tolist() == [[0, 3], [2, 3]]
+
+
+def test_cache_rows() -> None:
+    scores_GC = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    assert cache_rows(scores_GC, KvSelect.HEAD) is scores_GC
+    assert cache_rows(scores_GC, KvSelect.LAYER).tolist() == [[4.0, 7.0]]
+    with pytest.raises(AssertionError, match="pruning score"):
+        cache_rows(scores_GC, KvSelect.SHARED)
+
+
+def test_budget_without_room_for_a_candidate_is_our_defect() -> None:
+    with pytest.raises(AssertionError, match="window"):
+        chosen([0.1, 0.2], length=10, kept=8)
