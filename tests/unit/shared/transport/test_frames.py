@@ -61,7 +61,8 @@ def test_the_header_is_the_documented_one() -> None:
 
 @given(FRAMES, st.data())
 def test_any_flipped_bit_of_a_payload_is_noticed(parts, data) -> None:
-    message = bytearray(_encode(*parts[:4], b"payload"))
+    kind, slot, generation, offset, _ = parts
+    message = bytearray(_encode(kind, slot, generation, offset, b"payload"))
     position = data.draw(st.integers(len(message) - 7, len(message) - 1))
     message[position] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(TransportError, match="checksum"):

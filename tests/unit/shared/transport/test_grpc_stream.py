@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -14,7 +15,7 @@ from shared.rpc.server import build_server
 from shared.rpc.status import error_from_rpc
 from shared.transport.base import MIN_CHUNK_BYTES, Grant, KvSender, TransportContext
 from shared.transport.frames import FrameKind, encode_frame
-from shared.transport.grpc_stream import GrpcTransport
+from shared.transport.grpc_stream import GrpcSender, GrpcTransport
 from shared.wire.identity import identity_to_pb
 from tests.support.transfer_parts import INCARNATION, MODEL, Receiver, receiver, until
 
@@ -28,11 +29,11 @@ async def _push(end: Receiver, messages: list[bytes]) -> list[transfer_pb2.PushR
 
     channel = open_channel(end.address, own_connection=True)
     try:
-        call = channel.stream_stream(
+        method: Any = channel.stream_stream(
             "/tandem.v1.TransferService/Push",
             response_deserializer=transfer_pb2.PushResponse.FromString,
-        )(requests())
-        return [answer async for answer in call]
+        )
+        return [answer async for answer in method(requests())]
     finally:
         await channel.close()
 
@@ -147,7 +148,7 @@ class _SilentPeer:
         self.frames = 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        async def push(_requests: object, context: grpc.aio.ServicerContext) -> None:
+        async def push(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             while (await context.read()) is not grpc.aio.EOF:
                 self.frames += 1
                 await self.go_on.wait()
@@ -304,6 +305,7 @@ async def test_a_receiver_that_loses_bytes_is_noticed() -> None:
         sender = end.transport.sender()
         await sender.open(address=end.address, grant=grant)
         await sender.write(0, b"abc")
+        assert isinstance(sender, GrpcSender)
         sender._sent_bytes += 1
         with pytest.raises(TransportError, match="wrote 3 of 4"):
             await sender.seal()
