@@ -76,7 +76,7 @@ class WorkerObserver(Protocol):
     def generation_ended(self, ending: Ending) -> None:
         """A generation ended."""
 
-    def commit_ended(self, *, seconds: float, error: TandemError | None) -> None:
+    def commit_ended(self, *, error: TandemError | None) -> None:
         """A commit was adopted, or refused with an error."""
 
 
@@ -143,15 +143,15 @@ class DecodeWorker:
         self, manifest: KvManifest, *, slot: int, generation: int, prompt_ids: tuple[int, ...]
     ) -> Reservation:
         """Adopts a landed KV cache; see `Intake.commit` for its errors."""
-        started = self._clock()
         try:
             granted = await self.intake.commit(
                 manifest, slot=slot, generation=generation, prompt_ids=prompt_ids
             )
         except TandemError as error:
-            self._observer.commit_ended(seconds=self._clock() - started, error=error)
+            _log.warning("commit refused", handoff=manifest.handoff.handoff_id, why=error.message)
+            self._observer.commit_ended(error=error)
             raise
-        self._observer.commit_ended(seconds=self._clock() - started, error=None)
+        self._observer.commit_ended(error=None)
         return granted
 
     async def decode(self, call: DecodeCall) -> Generation:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 
 import grpc.aio
 
@@ -106,3 +107,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._drain(request.timeout_ms / 1000 if request.timeout_ms else None)
         load = self._load()
         return control_pb2.DrainResponse(running_requests=load.running + load.waiting)
+
+
+def package_version() -> str:
+    """The installed version, or `source` when it runs from a checkout."""
+    try:
+        return metadata.version("tandem-llm")
+    except metadata.PackageNotFoundError:
+        return "source"

@@ -1,0 +1,81 @@
+"""The process of a decode worker: `python -m decode_service [flags]`."""
+
+import asyncio
+import os
+import signal
+import sys
+
+import structlog
+
+from decode_service.app import ROLE, DecodeServer
+from decode_service.config import DecodeConfig
+from shared.config.exit_codes import ExitCode, exit_code_for
+from shared.config.flags import parse_flags
+from shared.config.loader import LoadedConfig, load_config
+from shared.errors import TandemError
+from shared.telemetry.logs import configure_logging
+
+_log = structlog.get_logger(__name__)
+
+
+def main(argv: list[str]) -> int:
+    """Runs one worker until it is told to stop; returns the exit code."""
+    flags = parse_flags(DecodeConfig, prog="tandem decode", section=ROLE, argv=argv)
+    try:
+        loaded = load_config(DecodeConfig, section=ROLE, flags=flags.values, file=flags.file)
+        return asyncio.run(_serve(loaded))
+    except TandemError as error:
+        sys.stderr.write(f"tandem decode: {error.message}\n")
+        return exit_code_for(error)
+
+
+async def _serve(loaded: LoadedConfig[DecodeConfig]) -> int:
+    server = DecodeServer(loaded.value)
+    configure_logging(role=ROLE, worker_id=server.worker_id, log_format=loaded.value.log_format)
+    changed = {
+        name: f"{getattr(loaded.value, name)} ({origin})"
+        for name, origin in loaded.origins.items()
+        if origin != "default"
+    }
+    _log.info("settings that are not the default", settings=changed)
+    _handle_signals(server)
+    try:
+        if await _started(server):
+            sys.stdout.write(server.ready_line() + "\n")
+            sys.stdout.flush()
+            await server.finished.wait()
+    finally:
+        await server.stop()
+    return server.exit_code
+
+
+async def _started(server: DecodeServer) -> bool:
+    """Starts the server; False when it was told to stop first."""
+    starting = asyncio.create_task(server.start())
+    told = asyncio.create_task(server.finished.wait())
+    await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if starting.done():
+        starting.result()
+        return True
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return False
+
+
+def _handle_signals(server: DecodeServer) -> None:
+    """The first signal drains; the second ends the process at once, whatever is running."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def first() -> None:
+        for number in signals:
+            loop.add_signal_handler(number, os._exit, int(ExitCode.FAILURE))
+        server.begin_drain()
+
+    for number in signals:
+        loop.add_signal_handler(number, first)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

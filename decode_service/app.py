@@ -1,0 +1,400 @@
+"""The wiring of a decode worker: settings in, a serving process out; names every concrete class."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from decode_service.config import DecodeConfig
+from decode_service.engine.admission import Capacity
+from decode_service.engine.attention import TorchDecodeAttention
+from decode_service.engine.banner import banner
+from decode_service.engine.caretaker import CareSettings, Caretaker
+from decode_service.engine.drain import drain
+from decode_service.engine.engine import DecodeEngine
+from decode_service.engine.handoffs import ReservationLimits
+from decode_service.engine.intake import Intake
+from decode_service.engine.kv_cache import PagedKvCache
+from decode_service.engine.loading import load
+from decode_service.engine.recorder import MetricsRecorder
+from decode_service.engine.reservations import ReservationTable
+from decode_service.engine.runner import DecodeRunner
+from decode_service.engine.scheduler import Scheduler
+from decode_service.engine.sizing import CacheSize, size_cache
+from decode_service.engine.status import TokenRate, WorkerLoad, measure_load
+from decode_service.engine.verify import ManifestVerifier
+from decode_service.engine.warm_up import warm_up
+from decode_service.engine.worker import DecodeWorker, WorkerSettings
+from decode_service.rpc import control_servicer, decode_servicer
+from decode_service.rpc.control_servicer import ControlServicer, WorkerInfo, package_version
+from decode_service.rpc.decode_servicer import DecodeServicer
+from decode_service.rpc.presence import Presence
+from protos.tandem.v1 import control_pb2_grpc, decode_pb2_grpc
+from shared.config.exit_codes import ExitCode
+from shared.discovery.card import WorkerCard
+from shared.discovery.redis import RedisDiscovery, RedisSettings
+from shared.kv.slab import Slab
+from shared.model.probe import probe_attention
+from shared.model.weights import LoadedModel
+from shared.rpc.server import RpcServer, build_server
+from shared.telemetry.admin import Readiness, admin_server
+from shared.telemetry.metrics import DecodeMetrics, HealthMetrics, TransferMetrics
+from shared.tokenizer.tokenizer import Tokenizer
+from shared.transport import grpc_receiver, grpc_stream
+from shared.transport.hello import Peer
+from shared.types.model_identity import ModelIdentity
+
+ROLE = "decode"
+STARTING = Readiness(ready=False, phase="starting", progress=0.0, detail="binding ports")
+TRANSPORTS = (grpc_stream.NAME,)
+STOP_GRACE_S = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """The parts of a worker that hold memory and do work."""
+
+    identity: ModelIdentity
+    """The model as peers compare it."""
+    size: CacheSize
+    """Pages."""
+    capacity: Capacity
+    """What could be granted at most."""
+    cache: PagedKvCache
+    """KV pages."""
+    slab: Slab
+    """Landing slab."""
+    runner: DecodeRunner
+    """Steps rows."""
+    worker: DecodeWorker
+    """Everything but the network."""
+
+
+def build_core(config: DecodeConfig, loaded: LoadedModel, *, recorder: MetricsRecorder) -> Core:
+    """Allocates memory and joins the parts; inside the running loop. The engine is not started."""
+    model = loaded.model
+    geometry = model.geometry()
+    identity = model.identity(config.model_name or loaded.name)
+    size = size_cache(
+        geometry,
+        loaded.profile.pruning,
+        kv_bytes=config.kv_bytes,
+        pages_front=config.pages_front,
+        pages_rest=config.pages_rest,
+    )
+    cache = PagedKvCache(
+        geometry,
+        whole_layers=size.whole_layers,
+        pages_front=size.pages_front,
+        pages_rest=size.pages_rest,
+        device=config.device,
+        poison=config.poison,
+    )
+    slab = Slab(config.slab_bytes)
+    capacity = Capacity(
+        identity=identity,
+        max_model_len=min(
+            config.max_model_len or model.config.max_position, model.config.max_position
+        ),
+        whole_layers=size.whole_layers,
+        pages_front=size.pages_front,
+        pages_rest=size.pages_rest,
+        slab_bytes=slab.total_bytes,
+    )
+    runner = DecodeRunner(model, cache, attention=TorchDecodeAttention())
+    table = ReservationTable(
+        slab, cache, capacity=capacity, limits=_limits(config), clock=time.monotonic
+    )
+    engine = DecodeEngine(
+        runner,
+        Scheduler(max_batch=config.max_batch),
+        clock=time.monotonic,
+        on_step=recorder.step_done,
+    )
+    verifier = ManifestVerifier(cache, identity=identity, vocab_size=model.config.vocab_size)
+    intake = Intake(
+        table,
+        slab=slab,
+        cache=cache,
+        engine=engine,
+        verifier=verifier,
+        clock=time.monotonic,
+        commit_wait_s=config.commit_wait_s,
+    )
+    worker = DecodeWorker(
+        table=table,
+        intake=intake,
+        engine=engine,
+        tokenizer=Tokenizer.from_folder(loaded.folder),
+        settings=WorkerSettings(
+            capacity=capacity,
+            sparsity=loaded.profile.sparsity,
+            vocab_size=model.config.vocab_size,
+            commit_wait_s=config.commit_wait_s,
+            stream_queue_tokens=config.stream_queue_tokens,
+        ),
+        observer=recorder,
+        clock=time.monotonic,
+    )
+    return Core(
+        identity=identity,
+        size=size,
+        capacity=capacity,
+        cache=cache,
+        slab=slab,
+        runner=runner,
+        worker=worker,
+    )
+
+
+class DecodeServer:
+    """A decode worker with its gRPC server, admin pages and registration.
+
+    Args:
+        config: settings.
+    """
+
+    def __init__(self, config: DecodeConfig) -> None:
+        self.config = config
+        self.incarnation = uuid.uuid4().hex
+        self.worker_id = config.worker_id or f"{ROLE}-{self.incarnation[:8]}"
+        self.exit_code = ExitCode.OK
+        self.finished = asyncio.Event()
+        self._registry = CollectorRegistry()
+        self._rate = TokenRate(time.monotonic)
+        self._phases: dict[str, float] = {}
+        self._core: Core | None = None
+        self._rpc: RpcServer | None = None
+        self._recorder: MetricsRecorder | None = None
+        self._presence: Presence | None = None
+        self._care_task: asyncio.Task[None] | None = None
+        self._drain_task: asyncio.Task[None] | None = None
+        self._admin = admin_server(
+            host=config.host,
+            port=config.admin_port,
+            registry=self._registry,
+            readiness=lambda: STARTING if self._presence is None else self._presence.readiness(),
+            alive=lambda: self._presence is None or self._presence.alive,
+            refresh=self._refresh_metrics,
+        )
+
+    @property
+    def core(self) -> Core:
+        """The working parts, once loaded."""
+        assert self._core is not None, "the server has started"
+        return self._core
+
+    @property
+    def rpc(self) -> RpcServer:
+        """The gRPC server, once bound."""
+        assert self._rpc is not None, "the server has started"
+        return self._rpc
+
+    @property
+    def address(self) -> str:
+        """host:port that peers connect to."""
+        return self.config.advertise_address or self.rpc.address
+
+    @property
+    def admin_address(self) -> str:
+        """host:port of the admin pages."""
+        return self._admin.address
+
+    async def start(self) -> None:
+        """Binds both ports, loads, warms up, serves, registers; `stop` cleans up a failed start.
+
+        Raises:
+            TandemError: a port is busy, a setting is wrong, the model cannot be loaded.
+        """
+        await self._admin.start()
+        modules = (decode_servicer, control_servicer, grpc_receiver)
+        names = [module.SERVICE_NAME for module in modules]
+        self._rpc = build_server(host=self.config.host, port=self.config.port, service_names=names)
+        url = self.config.redis_url
+        self._presence = Presence(
+            self._rpc.health,
+            load=self.present_load,
+            publisher=RedisDiscovery(RedisSettings(url=url)) if url else None,
+        )
+        with self._timed("weights"):
+            loaded = await asyncio.to_thread(load, self.config)
+        with self._timed("cache"):
+            recorder = self._make_recorder(loaded)
+            self._core = build_core(self.config, loaded, recorder=recorder)
+            self._recorder = recorder
+        with self._timed("warm_up"):
+            await asyncio.to_thread(warm_up, self.core.runner, self.core.cache)
+        self._add_services(loaded)
+        self.core.worker.engine.start()
+        await self._rpc.start()
+        with self._timed("register"):
+            await self._register(self._presence)
+        _log.info(
+            "ready",
+            address=self.address,
+            admin=self.admin_address,
+            device=self.config.device,
+            attention=TorchDecodeAttention.name,
+            attention_rejected="; ".join(_rejected_backends(loaded)),
+            transports=",".join(TRANSPORTS),
+            startup_s={name: round(seconds, 2) for name, seconds in self._phases.items()},
+            **banner(
+                capacity=self.core.capacity,
+                size=self.core.size,
+                sparsity=loaded.profile.sparsity,
+                max_batch=self.config.max_batch,
+            ),
+        )
+
+    def ready_line(self) -> str:
+        """The one line on standard output that launchers wait for."""
+        body = {
+            "role": ROLE,
+            "worker_id": self.worker_id,
+            "address": self.address,
+            "admin": self.admin_address,
+        }
+        return "TANDEM_READY " + json.dumps(body)
+
+    def present_load(self) -> WorkerLoad:
+        """Present load."""
+        core = self.core
+        return measure_load(core.worker, cache=core.cache, slab=core.slab, rate=self._rate)
+
+    def begin_drain(self, timeout_s: float | None = None) -> None:
+        """Stops taking work, waits for what runs, then finishes; again changes nothing.
+
+        A worker that has not loaded yet finishes at once.
+        """
+        if self._core is None:
+            self.finished.set()
+        elif self._drain_task is None:
+            cap = self.config.drain_s if timeout_s is None else timeout_s
+            self._drain_task = asyncio.create_task(self._drain(cap))
+
+    async def stop(self) -> None:
+        """Takes everything down in order; twice is fine."""
+        for task in (self._care_task, self._drain_task):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self._presence is not None:
+            await self._presence.disappear()
+        if self._rpc is not None:
+            await self._rpc.stop(grace_s=STOP_GRACE_S)
+        if self._core is not None:
+            await self._core.worker.engine.stop()
+        await self._admin.stop()
+
+    # --- start-up ---------------------------------------------------------------------------
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        assert self._presence is not None, "made before the first phase"
+        self._presence.phase = phase
+        started = time.monotonic()
+        yield
+        self._phases[phase] = time.monotonic() - started
+        _log.info("start-up", phase=phase, seconds=round(self._phases[phase], 2))
+
+    def _make_recorder(self, loaded: LoadedModel) -> MetricsRecorder:
+        health = HealthMetrics(self._registry)
+        name = self.config.model_name or loaded.name
+        health.build_info.labels(role=ROLE, model=name, version=package_version()).set(1)
+        return MetricsRecorder(
+            DecodeMetrics(self._registry),
+            transfer=TransferMetrics(self._registry),
+            health=health,
+            rate=self._rate,
+            num_layers=loaded.model.config.num_layers,
+        )
+
+    def _add_services(self, loaded: LoadedModel) -> None:
+        core, server = self.core, self.rpc.server
+        info = WorkerInfo(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            model=core.identity,
+            max_model_len=core.capacity.max_model_len,
+            version=package_version(),
+            device=self.config.device,
+            attention_backend=TorchDecodeAttention.name,
+            rejected_backends=_rejected_backends(loaded),
+            transports=TRANSPORTS,
+        )
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(
+            DecodeServicer(
+                core.worker,
+                worker_id=self.worker_id,
+                incarnation=self.incarnation,
+                transports=TRANSPORTS,
+            ),
+            server,
+        )
+        control_pb2_grpc.add_ControlServiceServicer_to_server(
+            ControlServicer(info, load=self.present_load, drain=self.begin_drain), server
+        )
+        grpc_receiver.add_transfer_service(
+            server,
+            writer=core.worker.table,
+            own=Peer(model=core.identity, incarnation=self.incarnation),
+        )
+
+    async def _register(self, presence: Presence) -> None:
+        config, core = self.config, self.core
+        caretaker = Caretaker(
+            core.worker,
+            settings=CareSettings(stall_s=config.stall_s, stall_exit_s=config.stall_exit_s),
+            on_ready=presence.tell_readiness,
+            on_look=presence.renew_card,
+            give_up=self._give_up,
+        )
+        card = WorkerCard(
+            worker_id=self.worker_id,
+            role=ROLE,
+            address=self.address,
+            incarnation=self.incarnation,
+            model=core.identity,
+            max_model_len=core.capacity.max_model_len,
+            transports=TRANSPORTS,
+            device=config.device,
+        )
+        await presence.appear(caretaker, card)
+        self._care_task = asyncio.create_task(caretaker.run())
+
+    # --- while it runs ----------------------------------------------------------------------
+
+    def _refresh_metrics(self) -> None:
+        if self._recorder is not None:
+            expired = self.core.worker.table.counters.expired
+            self._recorder.refresh(self.present_load(), expired=expired)
+
+    def _give_up(self, _why: str) -> None:
+        self.exit_code = ExitCode.FAILURE
+        self.finished.set()
+
+    async def _drain(self, cap_s: float) -> None:
+        await drain(self.core.worker.table, cap_s=cap_s)
+        self.finished.set()
+
+
+def _limits(config: DecodeConfig) -> ReservationLimits:
+    return ReservationLimits(
+        lease_s=config.lease_s,
+        adopt_lease_s=config.adopt_lease_s,
+        quarantine_s=config.quarantine_s,
+        remember_s=config.remember_s,
+    )
+
+
+def _rejected_backends(loaded: LoadedModel) -> tuple[str, ...]:
+    rejected = probe_attention(loaded.model.device).rejected
+    return tuple(f"{each.name}: {each.reason}" for each in rejected)

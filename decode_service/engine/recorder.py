@@ -1,0 +1,71 @@
+"""From what the worker does to its metrics; nothing else in the service counts."""
+
+from decode_service.engine.engine import StepReport
+from decode_service.engine.status import TokenRate, WorkerLoad
+from decode_service.engine.stream import Ending
+from shared.errors import TandemError
+from shared.kv.geometry import PAGE_SIZE
+from shared.telemetry.metrics import DecodeMetrics, HealthMetrics, TransferMetrics
+
+
+class MetricsRecorder:
+    """Feeds the metrics of one decode worker; on the event loop.
+
+    Args:
+        decode: metrics of the decode service.
+        transfer: of which only the failures are fed here: refused commits.
+        health: metrics of every role.
+        rate: recent tokens per second.
+        num_layers: decoder layers, for means over layers.
+    """
+
+    def __init__(
+        self,
+        decode: DecodeMetrics,
+        *,
+        transfer: TransferMetrics,
+        health: HealthMetrics,
+        rate: TokenRate,
+        num_layers: int,
+    ) -> None:
+        self._decode = decode
+        self._transfer = transfer
+        self._health = health
+        self._rate = rate
+        self._num_layers = num_layers
+        self._expired = 0
+
+    def step_done(self, report: StepReport) -> None:
+        """A step ended."""
+        self._rate.add(report.tokens)
+        self._decode.step_seconds.observe(report.seconds)
+        self._decode.batch_size.observe(report.rows)
+
+    def generation_ended(self, ending: Ending) -> None:
+        """A generation ended."""
+        if ending.dense and ending.generated_tokens:
+            reads = ending.generated_tokens * self._num_layers
+            self._decode.delta_pages_attended.observe(ending.attended / reads / PAGE_SIZE)
+            self._decode.delta_page_ratio.observe(ending.attended / ending.dense)
+
+    def commit_ended(self, *, error: TandemError | None) -> None:
+        """A commit was adopted, or refused."""
+        if error is not None:
+            self._transfer.transfer_failures.labels(type(error).__name__).inc()
+
+    def refresh(self, load: WorkerLoad, *, expired: int) -> None:
+        """Sets what is read rather than counted.
+
+        Args:
+            load: the present load.
+            expired: handoffs that ended by their lease, since the start.
+        """
+        used = load.total_pages - load.free_pages
+        self._decode.running.set(load.running)
+        self._decode.waiting.set(load.waiting)
+        self._decode.kv_pages_used.set(used)
+        self._decode.kv_pages_total.set(load.total_pages)
+        self._decode.kv_utilization.set(used / load.total_pages)
+        self._health.engine_last_step_age_seconds.set(load.stalled_seconds)
+        self._decode.kv_lease_expired.inc(expired - self._expired)
+        self._expired = expired

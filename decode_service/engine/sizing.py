@@ -1,0 +1,59 @@
+"""How many pages a KV cache has, and what that means in tokens."""
+
+from dataclasses import dataclass
+
+from shared.errors import ConfigError
+from shared.kv.geometry import PAGE_SIZE, KvGeometry
+from shared.types.methods import PruningParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """Pages of the two length groups."""
+
+    whole_layers: int
+    """Layers of the front group, whose KV is never pruned."""
+    pages_front: int
+    """Pages of each layer of the front group."""
+    pages_rest: int
+    """Pages of each other layer."""
+    num_bytes: int
+    """Memory of both groups."""
+
+    @property
+    def unpruned_tokens(self) -> int:
+        """Tokens of unpruned context that fit at once."""
+        return min(self.pages_front, self.pages_rest) * PAGE_SIZE
+
+
+def size_cache(
+    geometry: KvGeometry,
+    pruning: PruningParams,
+    *,
+    kv_bytes: int,
+    pages_front: int = 0,
+    pages_rest: int = 0,
+) -> CacheSize:
+    """Shares `kv_bytes` out as equally many pages of both groups; given page counts win.
+
+    Equal counts let any request decode unpruned. A worker whose prompts are mostly pruned gives
+    the front group more.
+
+    Raises:
+        ConfigError: not even one page fits.
+    """
+    whole_layers = min(pruning.deferred_layers, pruning.pruning_layer + 1, geometry.num_layers)
+    share = kv_bytes // (geometry.page_bytes * geometry.num_layers)
+    front, rest = pages_front or share, pages_rest or share
+    if min(front, rest) < 1:
+        raise ConfigError(
+            f"kv_bytes {kv_bytes} holds no page: one takes {geometry.page_bytes} bytes in each of "
+            f"{geometry.num_layers} layers; raise it"
+        )
+    rest_layers = geometry.num_layers - whole_layers
+    return CacheSize(
+        whole_layers=whole_layers,
+        pages_front=front,
+        pages_rest=rest,
+        num_bytes=geometry.page_bytes * (whole_layers * front + rest_layers * rest),
+    )
