@@ -21,6 +21,7 @@ from shared.errors import (
     TandemError,
     UnavailableError,
 )
+from shared.rpc.interceptors import InFlight
 from shared.tokenizer.tokenizer import Tokenizer
 
 _BACKOFF_S = 0.05
@@ -54,7 +55,7 @@ class Pipeline:
         self._tokenizer = tokenizer
         self._observer = observer
         self._max_retries = max_retries
-        self.in_flight = 0
+        self.running = InFlight()
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Event, None]:
         """Yields text deltas, the first one at the first token, then one Finished.
@@ -73,7 +74,7 @@ class Pipeline:
             ticket=ticket,
             observer=self._observer,
         )
-        self.in_flight += 1
+        self.running.enter()
         try:
             async with aclosing(self._attempts(state)) as deltas:
                 async for delta in deltas:
@@ -83,7 +84,7 @@ class Pipeline:
             self._observer.disconnected(state.phase)
             raise
         finally:
-            self.in_flight -= 1
+            self.running.leave()
             ticket.leave()
         yield finished
 

@@ -46,6 +46,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._pipeline = pipeline
         self._observer = observer
 
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Registers the service."""
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
+
     async def Generate(
         self,
         request: inference_pb2.GenerateRequest,

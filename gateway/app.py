@@ -1,0 +1,250 @@
+"""Wiring of the gateway: settings in, running servers out."""
+
+import asyncio
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from gateway.admission import Admission
+from gateway.attempt import Services
+from gateway.background import Background
+from gateway.balancing.registry import balancers
+from gateway.breaker import BreakerSettings
+from gateway.clients.channels import Channels
+from gateway.clients.control import ControlClient
+from gateway.clients.decode import DecodeClient
+from gateway.clients.prefill import PrefillClient
+from gateway.config import GatewayConfig
+from gateway.intake import Intake, Naming
+from gateway.pipeline import Pipeline
+from gateway.recorder import Recorder
+from gateway.routes.generate import GenerateRoutes
+from gateway.routes.models import ModelRoutes
+from gateway.routes.operations import OperationRoutes, package_version
+from gateway.routes.table import rest_app
+from gateway.rpc.inference import SERVICE_NAME, InferenceServicer
+from gateway.workers import DECODE, PREFILL, Workers
+from shared.discovery.base import Discovery
+from shared.discovery.redis import RedisDiscovery, RedisSettings
+from shared.discovery.static import StaticDiscovery, StaticSettings
+from shared.rpc.server import RpcServer, build_server
+from shared.telemetry.admin import Readiness, admin_server
+from shared.telemetry.http_server import HttpServer
+from shared.telemetry.metrics import GatewayMetrics, HealthMetrics
+from shared.tokenizer.folder import find_model_folder
+from shared.tokenizer.tokenizer import Tokenizer
+
+_HEALTH_PERIOD_S = 0.5
+_BACKGROUND_S = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Servers:
+    rest: HttpServer
+    grpc: RpcServer
+    admin: HttpServer
+
+
+class Gateway:
+    """The whole role in one event loop.
+
+    Args:
+        config: its settings.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self.worker_id = config.worker_id or f"gateway-{uuid.uuid4().hex[:8]}"
+        self._channels = Channels()
+        self._background = Background()
+        self._discovery = self._make_discovery()
+        self.workers = Workers(
+            self._discovery,
+            policy=config.balancer,
+            make_balancer=balancers().get(config.balancer),
+            breaker=BreakerSettings(
+                failures=config.breaker_failures, cooldown_s=config.breaker_cooldown_s
+            ),
+        )
+        self._admission = Admission(config.queue_tokens)
+        self._registry = CollectorRegistry()
+        self._metrics = GatewayMetrics(self._registry)
+        self._health_metrics = HealthMetrics(self._registry)
+        self._pipeline: Pipeline | None = None
+        self._servers: _Servers | None = None
+        self._health_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Loads the tokenizer, looks for workers and opens all ports; workers may come later.
+
+        Raises:
+            ModelLoadError: no tokenizer.
+            ConfigError: a port is busy, or Redis' address is malformed.
+        """
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, self._model_folder())
+        if tokenizer.chat_template is None:
+            _log.warning("the model has no chat template: /v1/chat/completions will answer 400")
+        await self._discovery.start()
+        recorder = Recorder(self._metrics)
+        intake = self._make_intake(tokenizer)
+        self._pipeline = Pipeline(
+            Services(
+                prefill=PrefillClient(self._channels),
+                decode=DecodeClient(self._channels),
+                workers=self.workers,
+                background=self._background,
+            ),
+            admission=self._admission,
+            tokenizer=tokenizer,
+            observer=recorder,
+            max_retries=self._config.max_retries,
+        )
+        self._servers = await self._open(intake, self._pipeline, recorder)
+        self._health_metrics.build_info.labels(
+            role="gateway", model=intake.model_id(), version=package_version()
+        ).set(1)
+        self._health_task = asyncio.create_task(self._keep_health(self._servers.grpc))
+        _log.info("gateway ready", **self._addresses(), missing=self.workers.missing() or "")
+
+    def ready_line(self) -> str:
+        """The one line that supervisors read from standard output."""
+        fields = {"role": "gateway", "worker_id": self.worker_id, **self._addresses()}
+        return f"TANDEM_READY {json.dumps(fields)}"
+
+    @property
+    def rest_address(self) -> str:
+        """host:port of the REST server; valid after `start`."""
+        return self._addresses()["rest"]
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port of the gRPC server; valid after `start`."""
+        return self._addresses()["grpc"]
+
+    @property
+    def admin_address(self) -> str:
+        """host:port of the admin server; valid after `start`."""
+        return self._addresses()["admin"]
+
+    async def drain(self) -> None:
+        """Refuses new requests and waits for running ones, up to `drain_timeout_s`."""
+        self._admission.draining = True
+        if self._pipeline is None:
+            return
+        if not await self._pipeline.running.wait_idle(self._config.drain_timeout_s):
+            _log.warning("requests cut off by the end of the drain", count=self._in_flight())
+
+    async def close(self) -> None:
+        """Closes ports, cancels what still runs, tells the workers; twice is fine."""
+        if self._health_task is not None:
+            self._health_task.cancel()
+            await asyncio.gather(self._health_task, return_exceptions=True)
+        if self._servers is not None:
+            await self._servers.rest.stop()
+            await self._servers.grpc.stop()
+            await self._servers.admin.stop()
+        await self._background.close(timeout_s=_BACKGROUND_S)
+        await self._discovery.close()
+        await self._channels.close()
+
+    def readiness(self) -> Readiness:
+        """Whether a request could be served now."""
+        if self._admission.draining:
+            return Readiness(ready=False, phase="draining", detail="shutting down")
+        missing = self.workers.missing()
+        if missing is not None:
+            return Readiness(ready=False, phase="waiting", progress=0.0, detail=missing)
+        return Readiness(ready=True)
+
+    def _in_flight(self) -> int:
+        return self._pipeline.running.count if self._pipeline is not None else 0
+
+    def _make_discovery(self) -> Discovery:
+        config = self._config
+        if config.redis_url:
+            return RedisDiscovery(RedisSettings(url=config.redis_url), roles=(PREFILL, DECODE))
+        return StaticDiscovery(
+            {PREFILL: config.prefill_workers, DECODE: config.decode_workers},
+            fetch=ControlClient(self._channels).fetch_card,
+            settings=StaticSettings(refresh_s=config.poll_interval_s),
+        )
+
+    def _model_folder(self) -> Path:
+        config = self._config
+        return find_model_folder(config.model_dir or config.model, config.cache_dir)
+
+    def _make_intake(self, tokenizer: Tokenizer) -> Intake:
+        config = self._config
+        return Intake(
+            tokenizer,
+            workers=self.workers,
+            naming=Naming(name=config.model_name, alias=Path(config.model).name),
+            timeout_s=config.request_timeout_s,
+        )
+
+    async def _open(self, intake: Intake, pipeline: Pipeline, recorder: Recorder) -> _Servers:
+        config = self._config
+        routes = GenerateRoutes(intake, pipeline=pipeline, config=config, observer=recorder)
+        operations = OperationRoutes(
+            readiness=self.readiness,
+            details=self._details,
+            registry=self._registry,
+            refresh=self._refresh,
+        )
+        app = rest_app(routes, models=ModelRoutes(intake), operations=operations)
+        grpc_server = build_server(
+            host=config.host,
+            port=config.grpc_port,
+            service_names=(SERVICE_NAME,),
+            with_reflection=config.reflection,
+        )
+        servicer = InferenceServicer(intake, pipeline=pipeline, observer=recorder)
+        servicer.add_to(grpc_server.server)
+        rest = HttpServer(app, host=config.host, port=config.port, grace_s=1.0)
+        admin = admin_server(
+            host=config.host,
+            port=config.admin_port,
+            registry=self._registry,
+            readiness=self.readiness,
+            alive=lambda: True,
+            refresh=self._refresh,
+        )
+        servers = _Servers(rest=rest, grpc=grpc_server, admin=admin)
+        self._servers = servers
+        await admin.start()
+        await grpc_server.start()
+        await grpc_server.health.set_ready(self.readiness().ready)
+        await rest.start()
+        return servers
+
+    async def _keep_health(self, server: RpcServer) -> None:
+        while True:
+            await server.health.set_ready(self.readiness().ready)
+            await asyncio.sleep(_HEALTH_PERIOD_S)
+
+    def _refresh(self) -> None:
+        self._metrics.requests_in_flight.set(self._in_flight())
+        self._metrics.queue_depth.set(self._admission.queued_requests)
+        self._metrics.queued_prompt_tokens.set(self._admission.queued_tokens)
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "discovery": "redis" if self._config.redis_url else "static",
+            "registry": "degraded" if self.workers.degraded else "ok",
+            "workers": self.workers.describe(),
+        }
+
+    def _addresses(self) -> dict[str, str]:
+        assert self._servers is not None, "addresses are known after start()"
+        return {
+            "rest": self._servers.rest.address,
+            "grpc": self._servers.grpc.address,
+            "admin": self._servers.admin.address,
+        }
