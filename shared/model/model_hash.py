@@ -10,6 +10,9 @@ from shared.model.config import ModelConfig
 from shared.model.folder import file_sha256
 from shared.tokenizer.folder import default_cache_dir
 
+_REMEMBER_BYTES = 64 * 2**20
+"""Below this, hashing is quicker than it is worth a file."""
+
 
 def model_hash(config: ModelConfig, files: list[Path], *, cache_dir: Path | None = None) -> str:
     """Hex SHA-256 over the configuration and the bytes of the weight files.
@@ -27,7 +30,8 @@ def model_hash(config: ModelConfig, files: list[Path], *, cache_dir: Path | None
     digest = hashlib.sha256(shape.encode())
     for path in files:
         digest.update(bytes.fromhex(file_sha256(path)))
-    _remember(memo, digest.hexdigest())
+    if sum(size for _, size, _ in stats) >= _REMEMBER_BYTES:
+        _remember(memo, digest.hexdigest())
     return digest.hexdigest()
 
 

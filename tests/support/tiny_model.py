@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from shared.model.attention import TorchAttention
 from shared.model.config import ModelConfig
 from shared.model.random import random_config, random_model
 from shared.model.random_folder import save_random_model
@@ -24,3 +28,15 @@ def make_tiny_model() -> Transformer:
 def write_tiny_folder(target: Path) -> Path:
     """Standard folder of the tiny model: float32, byte-level tokenizer, chat template."""
     return save_random_model(target, tiny_config(), seed=TINY_SEED)
+
+
+@torch.inference_mode()
+def dense_logits(model: Transformer, ids_T: Tensor) -> Tensor:
+    """Logits [T, V] of a whole prompt with full attention, layer by layer."""
+    tokens = ids_T.shape[0]
+    rope = model.rope(torch.arange(tokens), context_tokens=tokens)
+    attention = TorchAttention()
+    x_TE = model.embed(ids_T)
+    for layer in model.layers:
+        x_TE = layer.finish(x_TE, attention.causal(*layer.qkv(x_TE, rope)))
+    return model.logits(x_TE)
