@@ -137,7 +137,7 @@ async def test_errors_of_a_nested_call_are_handed_on() -> None:
     async with probe(inner) as (_, inner_channel):
 
         async def outer(request: bytes) -> bytes:
-            return await call(inner_channel, "UU", request)
+            return bytes(await call(inner_channel, "UU", request))
 
         async with probe(outer) as (_, channel):
             with pytest.raises(grpc.aio.AioRpcError) as caught:

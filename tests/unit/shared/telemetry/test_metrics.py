@@ -1,0 +1,110 @@
+"""Names, labels and buckets that dashboards rely on."""
+
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from shared.telemetry.metrics import (
+    TTFT_BUCKETS,
+    DecodeMetrics,
+    GatewayMetrics,
+    HealthMetrics,
+    PrefillMetrics,
+    TransferMetrics,
+)
+
+NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
+    GatewayMetrics: {
+        "requests",
+        "ttft_seconds",
+        "inter_token_seconds",
+        "tpot_seconds",
+        "e2e_seconds",
+        "phase_seconds",
+        "prompt_tokens",
+        "output_tokens",
+        "requests_in_flight",
+        "queue_depth",
+        "queued_prompt_tokens",
+        "disconnects",
+        "retries",
+        "rejected",
+    },
+    PrefillMetrics: {
+        "claa_tokens_in",
+        "claa_tokens_kept",
+        "claa_keep_rate",
+        "claa_select_seconds",
+        "kv_held_bytes",
+        "kv_lease_expired",
+        "queue_depth",
+        "queued_prompt_tokens",
+    },
+    TransferMetrics: {
+        "kv_bytes",
+        "kv_transfer_seconds",
+        "kv_transfer_gbps",
+        "transport_info",
+        "transfer_failures",
+    },
+    DecodeMetrics: {
+        "running",
+        "waiting",
+        "kv_pages_used",
+        "kv_pages_total",
+        "kv_utilization",
+        "step_seconds",
+        "batch_size",
+        "delta_pages_attended",
+        "delta_page_ratio",
+        "kv_lease_expired",
+    },
+    HealthMetrics: {"build_info", "engine_last_step_age_seconds"},
+}
+
+ALLOWED_LABELS = {
+    *("role", "model", "worker", "endpoint", "outcome", "code", "reason", "transport", "phase"),
+    *("version", "le"),
+}
+
+
+def _registry(group: Callable[[CollectorRegistry], object]) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    group(registry)
+    return registry
+
+
+@pytest.mark.parametrize("group", NAMES)
+def test_names(group: Callable[[CollectorRegistry], object]) -> None:
+    found = {family.name for family in _registry(group).collect()}
+    assert found == {f"tandem_{name}" for name in NAMES[group]}
+
+
+@pytest.mark.parametrize("group", NAMES)
+def test_labels_are_bounded_sets(group: Callable[[CollectorRegistry], object]) -> None:
+    instance = group(CollectorRegistry())
+    for metric in vars(instance).values():
+        assert set(metric._labelnames) <= ALLOWED_LABELS
+
+
+def test_counters_end_in_total() -> None:
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+    metrics.requests.labels("chat", "200", "ok").inc()
+    line = 'tandem_requests_total{code="200",endpoint="chat",outcome="ok"} 1.0'
+    assert line in generate_latest(registry).decode()
+
+
+def test_ttft_buckets_reach_from_a_millisecond_to_ten_minutes() -> None:
+    assert TTFT_BUCKETS[0] == 0.001
+    assert TTFT_BUCKETS[15] == 10.0
+    assert TTFT_BUCKETS[16:] == (20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+    assert list(TTFT_BUCKETS) == sorted(TTFT_BUCKETS)
+
+
+def test_two_processes_worth_of_groups_do_not_meet() -> None:
+    first, second = CollectorRegistry(), CollectorRegistry()
+    PrefillMetrics(first).kv_held_bytes.set(5)
+    PrefillMetrics(second)
+    assert second.get_sample_value("tandem_kv_held_bytes") == 0
