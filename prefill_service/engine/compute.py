@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import structlog
 import torch
-from shared.model.sampler import sample
 
 from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import FirstTokens, PrefillJob, Progress, PromptRequest
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.runner import PrefillRunner
 from shared.errors import InternalError, TandemError
+from shared.model.sampler import sample
 from shared.types.sampling import SampledToken
 
 _log = structlog.get_logger(__name__)

@@ -1,8 +1,9 @@
 """One try to get a KV cache to one decode worker: reserve, push, commit, or abort."""
 
+import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -13,11 +14,14 @@ from shared.errors import (
     InvalidRequestError,
     ManifestError,
     TandemError,
+    TransportError,
 )
 from shared.transport.base import Grant, KvSender, KvTransport, TransferStats
 from shared.transport.registry import choose_transport
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
 from shared.types.kv_manifest import KvManifest
+
+T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -130,8 +134,8 @@ class Delivery:
         await self._sender.open(address=self.target.address, grant=grant)
         self.machine.advance(HandoffState.STREAMING)
         async for offset, length in slab.ranges():
-            await self._sender.write(offset, slab.view(offset, length))
-        stats = await self._sender.seal()
+            await self._in_lease(self._sender.write(offset, slab.view(offset, length)), grant)
+        stats = await self._in_lease(self._sender.seal(), grant)
         self.machine.advance(HandoffState.SEALED)
         return stats
 
@@ -161,6 +165,18 @@ class Delivery:
             call = self._links.peer.abort(self.target, key=self.machine.key, reason=reason)
             await self._quietly("abort", call)
         self.machine.advance(HandoffState.ABORTED)
+
+    async def _in_lease(self, call: Awaitable[T], grant: Grant) -> T:
+        """A peer that takes nothing for a whole lease is as good as gone."""
+        seconds = grant.lease_ms / 1000
+        try:
+            async with asyncio.timeout(seconds):
+                return await call
+        except TimeoutError:
+            raise TransportError(
+                f"decode worker {self.target.worker_id} took no bytes for {seconds:g} s: it hangs "
+                "or its network does; start a new attempt on another worker"
+            ) from None
 
     async def _quietly(self, what: str, call: Awaitable[object]) -> None:
         try:

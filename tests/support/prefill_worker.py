@@ -1,0 +1,224 @@
+"""A prefill worker of the tiny model inside the test's own loop, and what its callers need."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from prefill_service.app import PrefillApp
+from prefill_service.config import PrefillConfig
+from prefill_service.engine.capture import CapturedKv
+from prefill_service.engine.engine import PrefillEngine
+from prefill_service.engine.job import PromptRequest
+from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.runner import KvObserver, PrefillOutput, PrefillRunner
+from protos.tandem.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
+from shared.rpc.channel import open_channel
+from shared.types.handoff import HandoffKey
+from shared.types.kv_manifest import SegmentKind
+from shared.types.options import RequestOptions
+from shared.types.sampling import SamplingParams, StopConditions
+from tests.support.decode_peer import DecodePeer
+
+if TYPE_CHECKING:
+    from protos.tandem.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
+
+PER_HEAD_PROFILE = """
+source = "made for tests: every kind of layout"
+[pruning]
+pruning_layer = { value = 3, source = "test" }
+aggregation_window = { value = 2, source = "test" }
+deferred_layers = { value = 1, source = "test" }
+kv_select = { value = "head", source = "test" }
+keep_rate = { value = 0.25, source = "test" }
+bypass_below = { value = 32, source = "test" }
+[sparsity]
+full_layers = { value = [0, 1, 3], source = "test" }
+"""
+
+_ids = itertools.count(1)
+
+
+class GatedRunner:
+    """The real runner, which can be made to wait between two layers."""
+
+    def __init__(self, inner: PrefillRunner) -> None:
+        self._inner = inner
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reached = threading.Event()
+        self.runs = 0
+
+    def run(
+        self,
+        *,
+        token_ids: Sequence[int],
+        plan: PromptPlan,
+        observer: KvObserver,
+        stop: Callable[[], bool],
+    ) -> PrefillOutput:
+        self.runs += 1
+        calls = itertools.count()
+
+        def gated() -> bool:
+            if next(calls) < 2:
+                return stop()
+            self.reached.set()
+            while not self.gate.wait(0.002):
+                if stop():
+                    return True
+            return stop()
+
+        return self._inner.run(token_ids=token_ids, plan=plan, observer=observer, stop=gated)
+
+    async def wait_reached(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, 10)
+
+
+@dataclass(slots=True)
+class Worker:
+    """A running worker."""
+
+    app: PrefillApp
+    stub: "PrefillServiceAsyncStub"
+    channel: Any
+    runner: GatedRunner
+    targets: list[DecodePeer] = field(default_factory=list)
+
+    @property
+    def engine(self) -> PrefillEngine:
+        return self.app.engine
+
+    def plan(self, token_ids: Sequence[int], **options: Any) -> PromptPlan:
+        """What the worker decides about a prompt."""
+        assert self.app._parts is not None
+        request = PromptRequest(
+            key=HandoffKey("plan"),
+            token_ids=tuple(token_ids),
+            sampling=SamplingParams(),
+            stop=StopConditions(max_tokens=1),
+            options=RequestOptions(**options),
+            targets=(),
+        )
+        return self.app._parts.planner(request)
+
+    async def expect_idle(self) -> None:
+        """Everything is back to zero: prompts, tasks, memory of prompts that run."""
+        async with asyncio.timeout(5):
+            await self.engine._idle.wait()
+            await asyncio.gather(*self.engine._tasks)
+        load = self.engine.load()
+        assert load.queued_requests == load.queued_tokens == load.running_requests == 0
+        assert load.active_bytes == 0
+        assert load.stalled_seconds == 0
+
+    async def wait_load(self, **expected: float) -> None:
+        """Waits until the engine's load shows these values."""
+        await until(lambda: all(getattr(self.engine.load(), k) == v for k, v in expected.items()))
+
+    async def run(self, request: prefill_pb2.PrefillRequest) -> list[Any]:
+        """Every event of a prompt, as the messages inside the `oneof`."""
+        return [event_of(response) async for response in self.stub.Prefill(request, timeout=30)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition that no event tells of, for 5 seconds at most."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def prefill_worker(model_dir: Path, **settings: Any) -> AsyncIterator[Worker]:
+    """Starts a worker on free ports and ends it."""
+    defaults: dict[str, Any] = {"port": 0, "admin_port": 0, "chunk_tokens": 48}
+    app = PrefillApp(PrefillConfig(**(defaults | {"model": str(model_dir)} | settings)))
+    try:
+        await app.start()
+        assert app._parts is not None
+        runner = GatedRunner(app._parts.runner)
+        app._parts.compute._runner = runner  # type: ignore[assignment]
+        channel = open_channel(app.address)
+        try:
+            yield Worker(app, prefill_pb2_grpc.PrefillServiceStub(channel), channel, runner)
+        finally:
+            runner.gate.set()
+            await channel.close()
+    finally:
+        await app.close()
+
+
+@asynccontextmanager
+async def decode_peers(worker: Worker, count: int = 1, **arguments: Any) -> AsyncIterator[Any]:
+    """Starts scripted decode workers of the worker's model."""
+    assert worker.app._parts is not None
+    peers = [
+        DecodePeer(worker.app._parts.model, worker_id=f"d{index}", **arguments)
+        for index in range(count)
+    ]
+    try:
+        for peer in peers:
+            await peer.start()
+        yield peers
+    finally:
+        for peer in peers:
+            await peer.stop()
+
+
+def prompt_ids(length: int, *, seed: int = 0) -> list[int]:
+    """Random token ids of the tiny vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 512, (length,), generator=generator).tolist()
+
+
+def prompt_request(
+    token_ids: Sequence[int], peers: Sequence[DecodePeer], **fields: Any
+) -> prefill_pb2.PrefillRequest:
+    """A greedy request with a fresh handoff; `fields` override."""
+    values: dict[str, Any] = {
+        "handoff": common_pb2.HandoffKey(handoff_id=f"h{next(_ids)}", attempt=1),
+        "token_ids": token_ids,
+        "sampling": common_pb2.SamplingParams(temperature=0.0),
+        "stop": common_pb2.StopConditions(max_tokens=8),
+        "targets": [target_of(peer) for peer in peers],
+    }
+    return prefill_pb2.PrefillRequest(**(values | fields))
+
+
+def target_of(peer: DecodePeer) -> prefill_pb2.DecodeTarget:
+    """How a request names a peer."""
+    return prefill_pb2.DecodeTarget(worker_id=peer.worker_id, address=peer.address)
+
+
+def event_of(response: prefill_pb2.PrefillResponse) -> Any:
+    """The message inside the `oneof`."""
+    kind = response.WhichOneof("event")
+    assert kind is not None
+    return getattr(response, kind)
+
+
+def kinds(events: Sequence[Any]) -> list[str]:
+    """Names of events without progress."""
+    names = [type(event).__name__ for event in events]
+    return [name for name in names if name != "PrefillProgress"]
+
+
+def expected_slab(worker: Worker, token_ids: Sequence[int], plan: PromptPlan) -> dict[int, bytes]:
+    """Bytes by segment offset, made straight from what the runner tells a capturing observer."""
+    captured = CapturedKv(plan)
+    worker.runner._inner.run(token_ids=token_ids, plan=plan, observer=captured, stop=lambda: False)
+    found: dict[int, bytes] = {}
+    for segment in plan.slab.segments:
+        if segment.kind is SegmentKind.KV:
+            keys, values = captured.layer(segment.index)
+            tensor = torch.stack([keys, values]).contiguous()
+        else:
+            tensor = captured.positions_RN[segment.index].contiguous()
+        found[segment.offset] = tensor.view(torch.uint8).numpy().tobytes()
+    return found
