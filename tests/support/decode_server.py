@@ -1,0 +1,110 @@
+"""A whole decode server in this process, and the state it must return to when idle."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from decode_service.app import DecodeServer
+from decode_service.config import DecodeConfig
+from shared.model.transformer import Transformer
+from shared.types.methods import SparsityParams
+from shared.types.sampling import SamplingParams
+from tests.support.decode_rows import make_cache, make_runner, place
+from tests.support.prefill_peer import GREEDY, Prepared
+
+SPARSITY = SparsityParams(full_layers=(0, 2), page_budget=4, recency_pages=1)
+
+PROFILE = """
+source = "for tests"
+[pruning]
+pruning_layer = { value = 3, source = "test" }
+deferred_layers = { value = 2, source = "test" }
+aggregation_window = { value = 2, source = "test" }
+observation_window = { value = 4, source = "test" }
+[sparsity]
+full_layers = { value = [0, 2], source = "test" }
+page_budget = { value = 4, source = "test" }
+recency_pages = { value = 1, source = "test" }
+"""
+
+
+def write_profile(folder: Path) -> Path:
+    """The profile of the servers in these tests."""
+    path = folder / "tiny-test.toml"
+    path.write_text(PROFILE, encoding="utf-8")
+    return path
+
+
+@asynccontextmanager
+async def decode_server(
+    model_dir: Path, profile: Path, **settings: object
+) -> AsyncIterator[DecodeServer]:
+    """A running server; afterwards it must be idle, with nothing held and no task left."""
+    before = asyncio.all_tasks()
+    values: dict[str, object] = {
+        "port": 0,
+        "admin_port": 0,
+        "model": str(model_dir),
+        "profile": str(profile),
+        "pages_front": 64,
+        "pages_rest": 64,
+        "slab_bytes": 1 << 20,
+        "max_batch": 8,
+        "poison": True,
+    }
+    server = DecodeServer(DecodeConfig(**(values | settings)))  # type: ignore[arg-type]
+    try:
+        await server.start()
+        yield server
+        await settle(lambda: server.core.worker.table.idle)
+        assert_idle(server)
+    finally:
+        await server.stop()
+    await settle(lambda: not asyncio.all_tasks() - before - {asyncio.current_task()})
+
+
+def assert_idle(server: DecodeServer) -> None:
+    """Pages, slots, leases and generations are back to where they began."""
+    core = server.core
+    core.worker.table.check_integrity()
+    core.cache.check_idle()
+    assert core.worker.table.idle
+    assert core.slab.num_leases == 0
+    assert core.slab.free_bytes == core.slab.total_bytes
+    assert core.worker.num_generations == 0
+    assert core.worker.intake.num_tasks == 0
+    load = server.present_load()
+    assert load.free_pages == load.total_pages
+
+
+async def settle(check: Callable[[], bool], *, seconds: float = 5.0) -> None:
+    """Waits until something holds."""
+    until = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < until, "did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+def direct_tokens(
+    model: Transformer,
+    prepared: Prepared,
+    *,
+    num_tokens: int,
+    sparsity: SparsityParams | None = SPARSITY,
+    sampling: SamplingParams = GREEDY,
+) -> list[int]:
+    """What the runner generates after the first token when it is called without a server."""
+    cache = make_cache(model)
+    row = place(
+        model,
+        cache,
+        prepared.prompt,
+        first_token=prepared.first_token,
+        sparsity=sparsity,
+        sampling=sampling,
+    )
+    row.prompt_ids = tuple(prepared.ids)
+    runner = make_runner(model, cache)
+    return [runner.step([row])[0].token_id for _ in range(num_tokens)]
