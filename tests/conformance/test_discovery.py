@@ -67,7 +67,7 @@ async def static_world(_redis_url: str) -> AsyncIterator[World]:
 @asynccontextmanager
 async def redis_world(redis_url: str) -> AsyncIterator[World]:
     settings = RedisSettings(
-        url=redis_url, namespace=uuid4().hex, ttl_s=0.3, renew_s=0.05, poll_s=0.02
+        url=redis_url, namespace=uuid4().hex, ttl_s=1.0, renew_s=0.05, poll_s=0.02
     )
     publishers: dict[str, RedisDiscovery] = {}
 

@@ -78,10 +78,11 @@ async def test_nothing_written_seals_too(name: str) -> None:
 
 async def test_abort_is_safe_twice_and_ends_the_writer(name: str) -> None:
     async with receiver(name) as end:
-        _, grant = end.grant(1_000)
+        lease, grant = end.grant(1_000)
         sender = end.transport.sender()
         await sender.open(address=end.address, grant=grant)
         await sender.write(0, b"x" * 500)
+        await until(lambda: end.bytes_of(lease)[:1] == b"x")
         await sender.abort()
         await sender.abort()
         await until(lambda: end.writer.closed == [False])
@@ -228,7 +229,7 @@ async def test_many_transfers_at_once_do_not_mix(name: str) -> None:
 
 async def _write_until_refused(sender, *, offset: int = 0, data: bytes = b"x") -> None:
     """A refusal may reach the sender a moment after the write that caused it."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
             await sender.write(offset, data)
             await asyncio.sleep(0.01)

@@ -100,7 +100,7 @@ async def receiver(
             await server.stop()
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
     """Waits until a condition holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  the condition is anybody's

@@ -119,6 +119,6 @@ def test_a_payload_over_the_limit_is_refused() -> None:
 
 
 def test_an_empty_message_and_a_foreign_field_are_refused() -> None:
-    for message in (b"", b"\x12\x00", b"\x0a", b"\x0a\xff\xff\xff\xff\xff\x01"):
+    for message in (b"", b"\x12\x00", b"\x0a\x01x", b"\x0a", b"\x0a\xff\xff\xff\xff\xff\x01"):
         with pytest.raises(TransportError):
             decode_frame(message)

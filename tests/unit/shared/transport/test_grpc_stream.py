@@ -143,11 +143,17 @@ def test_chunk_size_is_bounded(chunk_bytes: int) -> None:
 class _SilentPeer:
     """Says hello, then reads frames only when told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, credits: int = 3) -> None:  # noqa: A002
+        self.credits = credits
         self.go_on = asyncio.Event()
         self.frames = 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
+        async def hello(request: transfer_pb2.HelloRequest, _context: object):
+            answer = await _hello(request, None)
+            answer.credits = self.credits
+            return answer
+
         async def push(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             while (await context.read()) is not grpc.aio.EOF:
                 self.frames += 1
@@ -155,7 +161,7 @@ class _SilentPeer:
 
         handlers = {
             "Hello": grpc.unary_unary_rpc_method_handler(
-                _hello,
+                hello,
                 request_deserializer=transfer_pb2.HelloRequest.FromString,
                 response_serializer=transfer_pb2.HelloResponse.SerializeToString,
             ),
@@ -217,6 +223,25 @@ async def test_cancelling_a_write_ends_the_transfer_and_not_the_caller() -> None
     await server.stop()
 
 
+async def test_an_abort_reaches_a_write_that_the_network_holds_back() -> None:
+    peer = _SilentPeer(credits=1_000)
+    server = build_server(host="127.0.0.1", port=0, service_names=[])
+    peer.add_to(server.server)
+    await server.start()
+    transport = GrpcTransport(TransportContext(model=MODEL, incarnation="s"))
+    sender = transport.sender()
+    await sender.open(address=server.address, grant=Grant(slot=0, generation=1))
+    task = asyncio.create_task(sender.write(0, bytes(200 * 2**20)))
+    await until(lambda: peer.frames == 1)
+    await asyncio.sleep(0.2)
+    assert not task.done()
+    await sender.abort()
+    with pytest.raises(TransportError, match="given up"):
+        await task
+    await transport.close()
+    await server.stop()
+
+
 async def test_a_peer_that_vanishes_is_noticed_at_once() -> None:
     async with receiver("grpc") as end:
         assert end.server is not None
@@ -261,7 +286,7 @@ async def test_a_torn_connection_is_noticed_at_once() -> None:
 
 
 async def _write_for_ever(sender: KvSender) -> None:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         while True:
             await sender.write(0, b"x")
             await asyncio.sleep(0.01)
