@@ -1,0 +1,186 @@
+"""Decode speed of one row: dense and DELTA against transformers, arms alternating in one process.
+
+All arms continue the same prompt from the same KV. Nothing is measured before our dense tokens
+equal transformers'.
+"""
+
+import dataclasses
+import pydoc_data.topics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from decode_service.engine.attention import TorchDecodeAttention
+from decode_service.engine.runner import DecodeRunner
+from decode_service.engine.sequence import Sequence
+from decode_service.engine.solo import PromptTensors, solo_row
+from loadtest.micro.decode_peer import TransformersPeer
+from loadtest.micro.measure import paired_ratios, provenance, spread
+from shared.errors import ConfigError, InternalError
+from shared.model.transformer import Transformer
+from shared.model.weights import LoadedModel, load_model
+from shared.tokenizer.tokenizer import Tokenizer
+from shared.types.methods import SparsityParams
+
+NEAR_TIE = 1e-3
+"""Top-2 logit gap below which a step may differ between exact implementations."""
+
+_PEER = "transformers"
+
+
+@dataclass(frozen=True, slots=True)
+class _Arm:
+    """One of our methods, ready to run from the same prompt again and again."""
+
+    runner: DecodeRunner
+    start: Sequence
+
+    def run(self, steps: int) -> tuple[Sequence, float]:
+        """The finished row, and the seconds taken."""
+        row = dataclasses.replace(self.start, generated=list(self.start.generated))
+        started = time.perf_counter()
+        for _ in range(steps):
+            self.runner.step([row])
+        return row, time.perf_counter() - started
+
+
+def bench_decode(
+    *,
+    model: str,
+    context: int,
+    new_tokens: int,
+    page_budget: int,
+    repeats: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Measures greedy tokens per second after a prompt of real text.
+
+    Args:
+        model: catalog name, folder or hub id; runs in float32.
+        context: prompt tokens.
+        new_tokens: decode steps of one run.
+        page_budget: DELTA's K; its other parameters come from the model's profile.
+        repeats: runs of each arm.
+        progress: is told what happens, one line at a time.
+
+    Returns:
+        A JSON-ready object: arms (tokens_per_s), speedup (paired with transformers), parity,
+        attended and dense token-layers a step, and the provenance of the run.
+
+    Raises:
+        ConfigError: the sizes do not fit the model or each other.
+        InternalError: our dense tokens are not transformers'.
+    """
+    if min(context, new_tokens, repeats) < 1:
+        raise ConfigError("context, new_tokens and repeats must be at least 1 each")
+    loaded = load_model(model)
+    sparsity = dataclasses.replace(loaded.profile.sparsity, page_budget=page_budget)
+    token_ids = _prompt(loaded, context=context, new_tokens=new_tokens)
+    progress(f"transformers reads a prompt of {context} tokens")
+    peer = TransformersPeer(loaded.folder)
+    prompt = peer.prefill(token_ids)
+    arms = {
+        name: _arm(loaded.model, prompt, peer.first_token, params, new_tokens=new_tokens)
+        for name, params in (("dense", None), ("delta", sparsity))
+    }
+    parity = _check_parity(peer, arms["dense"], steps=new_tokens)
+    progress(f"dense tokens equal transformers' over {parity['compared']} steps")
+    rows, seconds = _alternate(peer, arms, steps=new_tokens, repeats=repeats, progress=progress)
+    return {
+        "benchmark": "decode",
+        "model": loaded.name,
+        "dtype": "float32",
+        "context": context,
+        "new_tokens": new_tokens,
+        "repeats": repeats,
+        "sparsity": {
+            **dataclasses.asdict(sparsity),
+            "full_layers": list(sparsity.full_layers),
+        },
+        "parity": parity,
+        "arms": {
+            name: {"tokens_per_s": spread([new_tokens / s for s in taken]), "seconds": taken}
+            for name, taken in seconds.items()
+        },
+        "speedup": {name: paired_ratios(seconds[_PEER], seconds[name]) for name in arms},
+        "attended": {name: row.attended / new_tokens for name, row in rows.items()},
+        "dense": rows["dense"].dense / new_tokens,
+        **provenance(
+            command=f"tandem bench decode --model {model} --context {context} --new-tokens "
+            f"{new_tokens} --page-budget {page_budget} --repeats {repeats}"
+        ),
+    }
+
+
+def _prompt(loaded: LoadedModel, *, context: int, new_tokens: int) -> list[int]:
+    """Real text that every machine has: the topics of Python's own help."""
+    limit = loaded.model.config.max_position
+    if context + new_tokens > limit:
+        raise ConfigError(
+            f"{context} prompt and {new_tokens} new tokens exceed the model's context of {limit}: "
+            "lower one of them"
+        )
+    text = "\n".join(pydoc_data.topics.topics.values())
+    token_ids = Tokenizer.from_folder(loaded.folder).encode(text)[:context]
+    if len(token_ids) < context:
+        raise ConfigError(
+            f"the benchmark's text has only {len(token_ids)} tokens: lower --context to that"
+        )
+    return token_ids
+
+
+def _arm(
+    model: Transformer,
+    prompt: PromptTensors,
+    first_token: int,
+    sparsity: SparsityParams | None,
+    *,
+    new_tokens: int,
+) -> _Arm:
+    cache, row = solo_row(
+        model,
+        prompt=prompt,
+        first_token=first_token,
+        sparsity=sparsity,
+        max_tokens=new_tokens + 1,
+    )
+    return _Arm(DecodeRunner(model, cache, attention=TorchDecodeAttention()), row)
+
+
+def _check_parity(peer: TransformersPeer, dense: _Arm, *, steps: int) -> dict[str, Any]:
+    """Compares tokens up to the first near-tie; also warms both arms up."""
+    theirs, gaps, _ = peer.run(steps)
+    ours = dense.run(steps)[0].generated[1:]
+    for index, (token, wanted, gap) in enumerate(zip(ours, theirs, gaps, strict=True)):
+        if gap < NEAR_TIE:
+            return {"equal": True, "compared": index, "near_tie_gap": gap}
+        if token != wanted:
+            raise InternalError(
+                f"step {index} gave token {token}, transformers {wanted} (top-2 gap {gap:.4f}): "
+                "our dense decode is wrong, so its speed means nothing; report this"
+            )
+    return {"equal": True, "compared": steps, "near_tie_gap": None}
+
+
+def _alternate(
+    peer: TransformersPeer,
+    arms: dict[str, _Arm],
+    *,
+    steps: int,
+    repeats: int,
+    progress: Callable[[str], None],
+) -> tuple[dict[str, Sequence], dict[str, list[float]]]:
+    """Runs all arms once a repeat; gives our last rows, and the seconds of every run."""
+    for arm in arms.values():
+        arm.run(1)
+    rows: dict[str, Sequence] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in (_PEER, *arms)}
+    for repeat in range(repeats):
+        seconds[_PEER].append(peer.run(steps)[2])
+        for name, arm in arms.items():
+            rows[name], taken = arm.run(steps)
+            seconds[name].append(taken)
+        rates = ", ".join(f"{name} {steps / taken[-1]:.1f}" for name, taken in seconds.items())
+        progress(f"repeat {repeat + 1} of {repeats}, tokens/s: {rates}")
+    return rows, seconds
