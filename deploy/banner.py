@@ -3,13 +3,18 @@
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from deploy.cluster import Endpoints
+from deploy.config import UpConfig
 from deploy.ready import ReadyLine
 from protos.tandem.v1 import control_pb2, control_pb2_grpc
 from shared.kv.geometry import PAGE_SIZE
+from shared.model.config import ModelConfig
+from shared.model.profile import load_profile
 from shared.rpc.channel import open_channel
+from shared.tokenizer.folder import find_model_folder
 
 _ASK_S = 10.0
 _MIB = 1024 * 1024
@@ -36,45 +41,54 @@ async def ask_worker(line: ReadyLine) -> WorkerFacts:
     return WorkerFacts(line=line, info=info, load=load)
 
 
-async def print_banner(endpoints: Endpoints) -> None:
-    """Prints addresses, model, KV capacity and backends of the cluster."""
+async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
+    """Prints addresses, model, both methods' parameters, KV capacity and backends."""
     workers = [await ask_worker(line) for line in (*endpoints.prefill, *endpoints.decode)]
-    console = Console(soft_wrap=True)
-    console.print(_addresses(endpoints, workers))
-    console.print(_workers(workers))
-    console.print(
-        f"try:  curl {endpoints.url}/v1/models\n"
-        f'      tandem chat --url {endpoints.url} "Why is the sky blue?"',
-        highlight=False,
-    )
-
-
-def _addresses(endpoints: Endpoints, workers: list[WorkerFacts]) -> Table:
     info = workers[0].info
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("REST", endpoints.url + "/v1")
-    table.add_row(
-        "gRPC", f"{endpoints.gateway.grpc}  (tandem.v1.InferenceService, with reflection)"
-    )
-    table.add_row("metrics", f"http://{endpoints.gateway.admin}/metrics")
-    table.add_row("model", f"{info.model.name}, {info.model.dtype}")
-    table.add_row("context", f"{info.max_model_len} tokens")
-    return table
+    for name, text in (
+        ("REST", f"{endpoints.url}/v1"),
+        ("gRPC", f"{endpoints.gateway.grpc} (tandem.v1.InferenceService, reflection)"),
+        ("metrics", f"http://{endpoints.gateway.admin}/metrics"),
+        ("model", f"{info.model.name}, {info.model.dtype}, {info.max_model_len} positions"),
+        *_methods(config),
+        *((facts.line.role, _worker_text(facts)) for facts in workers),
+        *(("not used", text) for text in info.rejected_backends),
+        ("try", f"curl {endpoints.url}/v1/models"),
+        ("", f'tandem chat --url {endpoints.url} "Why is the sky blue?"'),
+    ):
+        table.add_row(name, escape(text))
+    Console(soft_wrap=True, highlight=False).print(table)
 
 
-def _workers(workers: list[WorkerFacts]) -> Table:
-    table = Table("worker", "address", "device", "attention", "transports", "KV pages", "slab MiB")
-    for facts in workers:
-        info, load = facts.info, facts.load
-        table.add_row(
-            info.worker_id,
-            facts.line.address,
-            info.device,
-            info.attention_backend,
-            ", ".join(info.transports),
-            f"{load.total_pages} of {PAGE_SIZE} tokens" if load.total_pages else "-",
-            f"{load.total_slab_bytes / _MIB:.0f}" if load.total_slab_bytes else "-",
-        )
-        for rejected in info.rejected_backends:
-            table.add_row("", f"[dim]not used: {rejected}[/dim]")
-    return table
+def _methods(config: UpConfig) -> list[tuple[str, str]]:
+    """What the model's profile says; a role with another `profile` logs what it uses."""
+    folder = find_model_folder(config.model, config.cache_dir)
+    profile = load_profile(config=ModelConfig.from_folder(folder))
+    pruning, sparsity = profile.pruning, profile.sparsity
+    return [
+        (
+            "CLAA",
+            f"keep {pruning.keep_rate:g}, at least {pruning.min_keep}, layer "
+            f"{pruning.pruning_layer}, not below {pruning.bypass_below} prompt tokens",
+        ),
+        (
+            "DELTA",
+            f"{sparsity.page_budget} pages of {PAGE_SIZE} tokens, full layers "
+            f"{', '.join(map(str, sparsity.full_layers))}",
+        ),
+    ]
+
+
+def _worker_text(facts: WorkerFacts) -> str:
+    info, load = facts.info, facts.load
+    parts = [
+        f"{facts.line.address}  {info.worker_id}",
+        f"{info.device}, attention {info.attention_backend}",
+        f"transports {', '.join(info.transports)}",
+    ]
+    if load.total_pages:
+        parts.append(f"{load.total_pages} KV pages in two length groups")
+    if load.total_slab_bytes:
+        parts.append(f"slab {load.total_slab_bytes / _MIB:.0f} MiB")
+    return "; ".join(parts)

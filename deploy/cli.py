@@ -90,11 +90,12 @@ def demo(
     cache_dir: CacheDir = None,
 ) -> None:
     """Asks one question over a long document, with both methods and with neither."""
-    from deploy.demo import run_demo
+    from deploy.demo import DemoSettings, run_demo
 
-    _finish(
-        run_demo(model=model, max_tokens=max_tokens, keep_running=keep_running, cache_dir=cache_dir)
+    settings = DemoSettings(
+        model=model, max_tokens=max_tokens, keep_running=keep_running, cache_dir=cache_dir
     )
+    _finish(run_demo(settings))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -93,12 +94,19 @@ def gateway_spec(
 
 
 def _common_flags(config: UpConfig) -> tuple[str, ...]:
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ("--log-format", _log_format(config))
     if config.redis_url:
         flags += ("--redis-url", config.redis_url)
     if config.cache_dir is not None:
         flags += ("--cache-dir", str(config.cache_dir))
     return flags
+
+
+def _log_format(config: UpConfig) -> str:
+    """A role writes into a pipe, so what `auto` means is decided here."""
+    if config.log_format != "auto":
+        return config.log_format
+    return "text" if config.log_dir is None and sys.stderr.isatty() else "json"
 
 
 @dataclass(slots=True)

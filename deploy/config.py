@@ -40,6 +40,8 @@ class UpConfig:
     """CPU threads of each decode worker; 0 divides half of the cores: a step is memory-bound."""
     log_dir: Path | None = None
     """Folder for one log file a role; none forwards logs to standard error."""
+    log_format: str = "auto"
+    """Log lines of the roles: json, text, or auto (text when standard error is a terminal)."""
     ready_timeout_s: float = 300.0
     """Seconds that a role may take to become ready."""
     drain_timeout_s: float = 30.0
@@ -51,6 +53,10 @@ class UpConfig:
                 f"prefill {self.prefill} and decode {self.decode} cannot start a pair: each role "
                 "needs at least one "
                 "worker; raise --prefill or --decode"
+            )
+        if self.log_format not in {"auto", "json", "text"}:
+            raise ConfigError(
+                f"up setting log_format cannot be {self.log_format!r}: choose auto, json or text"
             )
         if self.ready_timeout_s <= 0 or self.drain_timeout_s <= 0:
             raise ConfigError("ready_timeout_s and drain_timeout_s must be above 0 seconds")

@@ -33,7 +33,7 @@ def run_up(argv: list[str]) -> int:
 
 async def _serve(config: UpConfig, *, on_line: LineSink) -> int:
     async def until_death(cluster: Cluster, endpoints: Endpoints) -> int:
-        await print_banner(endpoints)
+        await print_banner(endpoints, config=config)
         role = await cluster.wait_death()
         raise error_of_exit(role.spec.name, await role.wait_ended(), list(role.tail))
 
