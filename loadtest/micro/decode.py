@@ -5,7 +5,6 @@ equal transformers'.
 """
 
 import dataclasses
-import pydoc_data.topics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ from decode_service.engine.sequence import Sequence
 from decode_service.engine.solo import PromptTensors, solo_row
 from loadtest.micro.decode_peer import TransformersPeer
 from loadtest.micro.measure import paired_ratios, provenance, spread
+from loadtest.micro.prompt import real_prompt
 from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer
-from shared.model.weights import LoadedModel, load_model
-from shared.tokenizer.tokenizer import Tokenizer
+from shared.model.weights import load_model
 from shared.types.methods import SparsityParams
 
 NEAR_TIE = 1e-3
@@ -72,11 +71,11 @@ def bench_decode(
         ConfigError: the sizes do not fit the model or each other.
         InternalError: our dense tokens are not transformers'.
     """
-    if min(context, new_tokens, repeats) < 1:
-        raise ConfigError("context, new_tokens and repeats must be at least 1 each")
+    if min(new_tokens, repeats) < 1:
+        raise ConfigError("new_tokens and repeats must be at least 1 each; raise the lower one")
     loaded = load_model(model)
     sparsity = dataclasses.replace(loaded.profile.sparsity, page_budget=page_budget)
-    token_ids = _prompt(loaded, context=context, new_tokens=new_tokens)
+    token_ids = real_prompt(loaded, tokens=context, room=new_tokens)
     progress(f"transformers reads a prompt of {context} tokens")
     peer = TransformersPeer(loaded.folder)
     prompt = peer.prefill(token_ids)
@@ -94,16 +93,9 @@ def bench_decode(
         "context": context,
         "new_tokens": new_tokens,
         "repeats": repeats,
-        "sparsity": {
-            **dataclasses.asdict(sparsity),
-            "full_layers": list(sparsity.full_layers),
-        },
+        "sparsity": {**dataclasses.asdict(sparsity), "full_layers": list(sparsity.full_layers)},
         "parity": parity,
-        "arms": {
-            name: {"tokens_per_s": spread([new_tokens / s for s in taken]), "seconds": taken}
-            for name, taken in seconds.items()
-        },
-        "speedup": {name: paired_ratios(seconds[_PEER], seconds[name]) for name in arms},
+        **_speeds(seconds, steps=new_tokens),
         "attended": {name: row.attended / new_tokens for name, row in rows.items()},
         "dense": rows["dense"].dense / new_tokens,
         **provenance(
@@ -111,23 +103,6 @@ def bench_decode(
             f"{new_tokens} --page-budget {page_budget} --repeats {repeats}"
         ),
     }
-
-
-def _prompt(loaded: LoadedModel, *, context: int, new_tokens: int) -> list[int]:
-    """Real text that every machine has: the topics of Python's own help."""
-    limit = loaded.model.config.max_position
-    if context + new_tokens > limit:
-        raise ConfigError(
-            f"{context} prompt and {new_tokens} new tokens exceed the model's context of {limit}: "
-            "lower one of them"
-        )
-    text = "\n".join(pydoc_data.topics.topics.values())
-    token_ids = Tokenizer.from_folder(loaded.folder).encode(text)[:context]
-    if len(token_ids) < context:
-        raise ConfigError(
-            f"the benchmark's text has only {len(token_ids)} tokens: lower --context to that"
-        )
-    return token_ids
 
 
 def _arm(
@@ -184,3 +159,13 @@ def _alternate(
         rates = ", ".join(f"{name} {steps / taken[-1]:.1f}" for name, taken in seconds.items())
         progress(f"repeat {repeat + 1} of {repeats}, tokens/s: {rates}")
     return rows, seconds
+
+
+def _speeds(seconds: dict[str, list[float]], *, steps: int) -> dict[str, Any]:
+    arms = {
+        name: {"tokens_per_s": spread([steps / s for s in taken]), "seconds": taken}
+        for name, taken in seconds.items()
+    }
+    ours = [name for name in seconds if name != _PEER]
+    speedup = {name: paired_ratios(seconds[_PEER], seconds[name]) for name in ours}
+    return {"arms": arms, "speedup": speedup}
