@@ -44,7 +44,7 @@ from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
-from shared.telemetry.metrics import DecodeMetrics, HealthMetrics, TransferMetrics
+from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport import grpc_receiver, grpc_stream
 from shared.transport.hello import Peer
@@ -311,7 +311,7 @@ class DecodeServer:
         health.build_info.labels(role=ROLE, model=name, version=package_version()).set(1)
         return MetricsRecorder(
             DecodeMetrics(self._registry),
-            transfer=TransferMetrics(self._registry),
+            transfer=HandoffFailureMetrics(self._registry),
             health=health,
             rate=self._rate,
             num_layers=loaded.model.config.num_layers,

@@ -35,7 +35,7 @@ from shared.discovery.static import StaticDiscovery, StaticSettings
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
 from shared.telemetry.http_server import HttpServer
-from shared.telemetry.metrics import GatewayMetrics, HealthMetrics
+from shared.telemetry.metrics import BuildMetrics, GatewayMetrics
 from shared.tokenizer.folder import find_model_folder
 from shared.tokenizer.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ class Gateway:
         self._admission = Admission(config.queue_tokens)
         self._registry = CollectorRegistry()
         self._metrics = GatewayMetrics(self._registry)
-        self._health_metrics = HealthMetrics(self._registry)
+        self._health_metrics = BuildMetrics(self._registry)
         self._pipeline: Pipeline | None = None
         self._servers: _Servers | None = None
         self._health_task: asyncio.Task[None] | None = None
@@ -147,9 +147,8 @@ class Gateway:
             self._health_task.cancel()
             await asyncio.gather(self._health_task, return_exceptions=True)
         if self._servers is not None:
-            await self._servers.rest.stop()
-            await self._servers.grpc.stop()
-            await self._servers.admin.stop()
+            servers = self._servers
+            await asyncio.gather(servers.rest.stop(), servers.grpc.stop(), servers.admin.stop())
         await self._background.close(timeout_s=_BACKGROUND_S)
         await self._discovery.close()
         await self._channels.close()

@@ -5,7 +5,7 @@ from decode_service.engine.status import TokenRate, WorkerLoad
 from decode_service.engine.stream import Ending
 from shared.errors import TandemError
 from shared.kv.geometry import PAGE_SIZE
-from shared.telemetry.metrics import DecodeMetrics, HealthMetrics, TransferMetrics
+from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
 
 
 class MetricsRecorder:
@@ -23,7 +23,7 @@ class MetricsRecorder:
         self,
         decode: DecodeMetrics,
         *,
-        transfer: TransferMetrics,
+        transfer: HandoffFailureMetrics,
         health: HealthMetrics,
         rate: TokenRate,
         num_layers: int,

@@ -34,13 +34,20 @@ COUNT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Rows, pages and other small counts."""
 
 
-class HealthMetrics:
+class BuildMetrics:
     """Fed by every role."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.build_info = Gauge(
             "tandem_build_info", "Always 1", ["role", "model", "version"], registry=registry
         )
+
+
+class HealthMetrics(BuildMetrics):
+    """Fed by the roles that have an engine."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         self.engine_last_step_age_seconds = Gauge(
             "tandem_engine_last_step_age_seconds",
             "Seconds since the engine finished a unit of work while it had some; 0 when idle",
@@ -154,10 +161,20 @@ class PrefillMetrics:
         self.queue_depth = Gauge("tandem_queue_depth", "Prompts in the queue", registry=registry)
 
 
-class TransferMetrics:
+class HandoffFailureMetrics:
+    """Fed by both sides of the KV handoff."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.transfer_failures = Counter(
+            "tandem_transfer_failures", "Handoffs that failed", ["reason"], registry=registry
+        )
+
+
+class TransferMetrics(HandoffFailureMetrics):
     """Fed by the sending side of the KV handoff."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         self.kv_bytes = Counter(
             "tandem_kv_bytes", "KV bytes delivered", ["transport"], registry=registry
         )
@@ -177,9 +194,6 @@ class TransferMetrics:
         )
         self.transport_info = Gauge(
             "tandem_transport_info", "1 for each transport in use", ["transport"], registry=registry
-        )
-        self.transfer_failures = Counter(
-            "tandem_transfer_failures", "Handoffs that failed", ["reason"], registry=registry
         )
 
 

@@ -7,8 +7,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from shared.telemetry.metrics import (
     TTFT_BUCKETS,
+    BuildMetrics,
     DecodeMetrics,
     GatewayMetrics,
+    HandoffFailureMetrics,
     HealthMetrics,
     PrefillMetrics,
     TransferMetrics,
@@ -60,6 +62,8 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "delta_page_ratio",
         "kv_lease_expired",
     },
+    BuildMetrics: {"build_info"},
+    HandoffFailureMetrics: {"transfer_failures"},
     HealthMetrics: {"build_info", "engine_last_step_age_seconds"},
 }
 
