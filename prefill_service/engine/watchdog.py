@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 WATCH_SECONDS = 0.5
-"""How often the engine is looked at."""
+"""How often the engine is looked at, at most."""
 
 _log = structlog.get_logger(__name__)
 
@@ -38,11 +38,12 @@ class Watchdog:
         self._give_up = give_up
         self.healthy = True
 
-    async def run(self, *, every_s: float = WATCH_SECONDS) -> None:
+    async def run(self) -> None:
         """Watches until it is cancelled."""
+        every = min(WATCH_SECONDS, self._stall_s / 2)
         while True:
             await self.look()
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(every)
 
     async def look(self) -> None:
         """One look."""

@@ -52,6 +52,9 @@ class GatedRunner:
         self._inner = inner
         self.gate = threading.Event()
         self.gate.set()
+        self.hang = threading.Event()
+        """While clear, a run stands still and answers nobody."""
+        self.hang.set()
         self.reached = threading.Event()
         self.runs = 0
 
@@ -70,6 +73,7 @@ class GatedRunner:
             if next(calls) < 2:
                 return stop()
             self.reached.set()
+            self.hang.wait()
             while not self.gate.wait(0.002):
                 if stop():
                     return True
@@ -149,6 +153,7 @@ async def prefill_worker(model_dir: Path, **settings: Any) -> AsyncIterator[Work
             yield Worker(app, prefill_pb2_grpc.PrefillServiceStub(channel), channel, runner)
         finally:
             runner.gate.set()
+            runner.hang.set()
             await channel.close()
     finally:
         await app.close()
