@@ -70,6 +70,8 @@ class Attempt:
         self._targets = list(pair.decodes)
         self._sealed: Sealed | None = None
         self._heartbeat: asyncio.Task[None] | None = None
+        self._pruning = "not known"
+        self._decoding = False
         self._accepted = False
         self._complete = False
         self.blamed: Target = pair.prefill
@@ -140,6 +142,7 @@ class Attempt:
         assert self._sealed is not None
         target = self._sealed.target
         self.blamed = target
+        self._decoding = True
         stream = self._services.decode.decode(
             target.address, self._decode_call(), timeout_s=self._state.remaining_s()
         )
@@ -194,18 +197,19 @@ class Attempt:
 
     def _started(self, event: PrefillStarted) -> None:
         self._state.started(event)
-        kept = "pruned" if event.pruned else "not pruned"
+        pruned = "pruned" if event.pruned else "not pruned"
+        self._pruning = f"{pruned}: {event.pruning_reason}"
+        self._note_route(self._targets[0])
+
+    def _note_route(self, decode: Target) -> None:
         self._state.report.route = (
-            f"pair: {self._pair.prefill.worker_id} -> {self._targets[0].worker_id}; "
-            f"{self._pair.reason}; {kept}: {event.pruning_reason}; attempt {self._key.attempt}"
+            f"pair: {self._pair.prefill.worker_id} -> {decode.worker_id}; {self._pair.reason}; "
+            f"{self._pruning}; attempt {self._key.attempt}"
         )
 
     def _take_sealed(self, event: Sealed) -> None:
-        report = self._state.report
-        report.route = report.route.replace(
-            f"-> {self._targets[0].worker_id};", f"-> {event.target.worker_id};"
-        )
         self._sealed = event
+        self._note_route(event.target)
         self._state.sealed(event)
         self._stop_heartbeat()
         self._heartbeat = self._services.background.spawn(self._renew(event), name="renew")
@@ -242,12 +246,12 @@ class Attempt:
             self._tell_decode(target, self._key)
 
     def _tell_decode(self, target: Target, key: HandoffKey) -> None:
-        services = self._services
-        if self._accepted:
-            work = services.decode.cancel(target.address, key)
-        else:
-            work = services.decode.abort(target.address, key, reason="request is over")
-        services.background.spawn(work, name="cancel decode")
+        decode, background = self._services.decode, self._services.background
+        if self._decoding:
+            background.spawn(decode.cancel(target.address, key), name="cancel decode")
+        if not self._accepted:
+            abort = decode.abort(target.address, key, reason="request is over")
+            background.spawn(abort, name="abort decode")
 
     def _prefill_call(self) -> PrefillCall:
         job = self._state.job

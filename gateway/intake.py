@@ -89,6 +89,9 @@ class Intake:
         model = self.model_id()
         if not name or name in {model, self._naming.alias}:
             return model
+        if not self._naming.name and self._workers.served() is None:
+            # No worker has said what it serves: that is the answer, not that the model is unknown.
+            return name
         raise ModelNotFoundError(
             f"the model {name[:100]!r} is not served here; served models: {model}", param="model"
         )

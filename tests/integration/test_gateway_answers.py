@@ -5,6 +5,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.gateway_rig import DEFAULT_ANSWER, Rig, data_frames, joined_text, running_rig
 from tests.support.tiny_tokenizer import write_tokenizer_folder
@@ -92,7 +93,7 @@ async def test_continuous_usage(rig: Rig) -> None:
 
 
 async def test_openai_chat_clients(rig: Rig, client: openai.AsyncOpenAI) -> None:
-    messages = [{"role": "user", "content": "hi"}]
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
     answer = await client.chat.completions.create(model="simulated", messages=messages)
     assert answer.choices[0].message.content == DEFAULT_ANSWER
     stream = await client.chat.completions.create(

@@ -1,7 +1,8 @@
 """A gateway on free ports in front of simulated workers."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,13 @@ async def running_rig(
             await worker.stop()
 
 
+async def until(holds: Callable[[], Awaitable[bool]], *, timeout_s: float = 5.0) -> None:
+    """Waits until a condition over the network holds."""
+    async with asyncio.timeout(timeout_s):
+        while not await holds():  # noqa: ASYNC110 - the other side has no event to wait for
+            await asyncio.sleep(0.02)
+
+
 def strict_json(text: str) -> Any:
     """Parses JSON as other languages do: NaN and Infinity are errors."""
 
@@ -115,8 +123,10 @@ def data_frames(raw: bytes) -> list[Any]:
 
 def joined_text(frames: Sequence[Any]) -> str:
     """The text of a streamed answer."""
-    pieces = []
+    pieces: list[str] = []
     for frame in frames:
-        for choice in frame["choices"] if isinstance(frame, dict) else ():
-            pieces.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
+        pieces += [
+            choice.get("text") or choice.get("delta", {}).get("content") or ""
+            for choice in (frame["choices"] if isinstance(frame, dict) else ())
+        ]
     return "".join(pieces)

@@ -1,0 +1,205 @@
+"""Failures at every hop: retry where nobody noticed, one error frame where somebody did."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from shared.errors import HandoffError, OverloadedError, UnavailableError
+from tests.support.gateway_rig import (
+    DEFAULT_ANSWER,
+    Rig,
+    data_frames,
+    joined_text,
+    running_rig,
+    until,
+)
+from tests.support.simulated_workers import Action, Die, FailEvent
+from tests.support.tiny_tokenizer import write_tokenizer_folder
+
+GONE = UnavailableError("stopping")
+BROKEN = FailEvent(HandoffError("checksum differs"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+async def rig(folder: Path) -> AsyncIterator[Rig]:
+    async with running_rig(folder, prefills=2, decodes=2, balancer="round_robin") as started:
+        yield started
+
+
+def attempts(rig: Rig) -> list[int]:
+    return [call.attempt for call in rig.simulation.calls if call.method == "Prefill"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("phase", ["call", "queued", "started", "first_token", "transfer"])
+@pytest.mark.parametrize("action", [GONE, Die(), BROKEN], ids=["refuses", "dies", "fails"])
+async def test_prefill_failure_is_retried(
+    rig: Rig, phase: str, action: Action, stream: bool
+) -> None:
+    if isinstance(action, FailEvent) and phase == "call":
+        pytest.skip("before the stream begins there is no event to send")
+    rig.prefills[0].plan.at(phase, action)
+    response = await rig.chat(stream=stream)
+    assert response.status_code == 200
+    if stream:
+        frames = data_frames(response.content)
+        assert joined_text(frames) == DEFAULT_ANSWER
+        assert sum("role" in c["delta"] for f in frames[:-1] for c in f["choices"]) == 1
+    else:
+        assert response.json()["choices"][0]["message"]["content"] == DEFAULT_ANSWER
+    assert attempts(rig) == [1, 2]
+    used = [call.worker_id for call in rig.simulation.calls if call.method == "Prefill"]
+    assert used == ["p0", "p1"]
+
+
+async def test_first_token_is_forced_on_a_retry(rig: Rig) -> None:
+    rig.prefills[0].plan.at("transfer", GONE)
+    ids = [rig.simulation.tokenizer.encode(text)[0] for text in ("A", "B")]
+    answers = iter([[ids[0]] * 3, [ids[1]] * 3])
+    known: dict[str, Any] = {}
+
+    def answer(_prompt: object) -> list[int]:
+        # The second attempt would sample another first token.
+        if "first" not in known:
+            known["first"] = next(answers)
+            return known["first"]  # type: ignore[no-any-return]
+        return known.setdefault("second", next(answers, ids))  # type: ignore[no-any-return]
+
+    rig.simulation.answer = answer
+    frames = data_frames((await rig.chat(stream=True, max_tokens=3)).content)
+    assert joined_text(frames) == "ABB"
+
+
+async def test_overloaded_worker_is_passed_by(rig: Rig) -> None:
+    rig.prefills[0].plan.at("call", OverloadedError("full", retry_after_s=3))
+    assert (await rig.chat()).status_code == 200
+    assert attempts(rig) == [1, 2]
+
+
+async def test_too_many_failures(rig: Rig) -> None:
+    for worker in rig.prefills:
+        worker.plan.at("started", GONE, times=9)
+    response = await rig.chat(stream=True)
+    assert response.status_code == 503
+    assert response.headers["content-type"] == "application/json"
+    assert attempts(rig) == [1, 2, 3]
+
+
+async def test_transfer_failure_is_retried_once_then_502(rig: Rig) -> None:
+    for worker in rig.prefills:
+        worker.plan.at("started", BROKEN, times=9)
+    response = await rig.chat()
+    assert response.status_code == 502
+    assert response.json()["error"]["code"] == "kv_transfer_failed"
+    assert attempts(rig) == [1, 2]
+
+
+async def test_transfer_failure_after_the_first_token_is_an_error_frame(rig: Rig) -> None:
+    for worker in rig.prefills:
+        worker.plan.at("transfer", BROKEN, times=9)
+    response = await rig.chat(stream=True)
+    assert response.status_code == 200
+    frames = data_frames(response.content)
+    assert frames[-1]["error"]["code"] == "kv_transfer_failed"
+    assert frames[-1]["error"]["type"] == "server_error"
+    assert "[DONE]" not in frames
+    assert sum("error" in frame for frame in frames) == 1
+
+
+@pytest.mark.parametrize("action", [GONE, Die()], ids=["refuses", "dies"])
+async def test_decode_failure_before_it_accepts_is_a_second_delivery(
+    rig: Rig, action: Action
+) -> None:
+    rig.decodes[0].plan.at("call", action)
+    response = await rig.chat()
+    assert response.json()["choices"][0]["message"]["content"] == DEFAULT_ANSWER
+    assert attempts(rig) == [1]
+    assert "Resend" in rig.methods(rig.prefills[0])
+    assert "Decode" in rig.methods(rig.decodes[1])
+    assert response.json()["tandem"]["route"].startswith("pair: p0 -> d1;")
+
+
+async def test_decode_failure_after_it_accepted_starts_again(rig: Rig) -> None:
+    rig.decodes[0].plan.at("token:1", Die())
+    response = await rig.chat()
+    assert response.json()["choices"][0]["message"]["content"] == DEFAULT_ANSWER
+    assert attempts(rig) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "action", [GONE, Die(), FailEvent(HandoffError("page lost"))], ids=["ends", "dies", "fails"]
+)
+async def test_decode_failure_in_mid_stream_is_an_error_frame(rig: Rig, action: Action) -> None:
+    rig.decodes[0].plan.at("token:3", action)
+    response = await rig.chat(stream=True, stream_options={"include_usage": True})
+    frames = data_frames(response.content)
+    assert "error" in frames[-1]
+    assert sum("error" in frame for frame in frames) == 1
+    assert "[DONE]" not in frames
+    assert all(c["finish_reason"] is None for f in frames[:-1] for c in f["choices"])
+    assert (await rig.chat()).status_code == 200
+
+
+async def test_openai_client_raises_on_the_error_frame(rig: Rig) -> None:
+    rig.decodes[0].plan.at("token:3", FailEvent(HandoffError("page lost")))
+    async with openai.AsyncOpenAI(
+        base_url=f"{rig.url}/v1", api_key="none", max_retries=0
+    ) as client:
+        stream = await client.completions.create(
+            model="simulated", prompt="hi", max_tokens=50, stream=True
+        )
+        with pytest.raises(openai.APIError) as caught:
+            async for _ in stream:
+                pass
+    assert caught.value.code == "kv_transfer_failed"
+
+
+async def test_busy_decode_worker_is_passed_by(rig: Rig) -> None:
+    rig.decodes[0].plan.at("reserve", BROKEN)
+    response = await rig.chat()
+    assert response.json()["tandem"]["route"].startswith("pair: p0 -> d1;")
+
+
+async def test_vanished_worker_leaves_the_rotation(folder: Path) -> None:
+    async with running_rig(folder, prefills=2, breaker_failures=1, poll_interval_s=5.0) as rig:
+        await rig.prefills[0].stop()
+        for _ in range(4):
+            assert (await rig.chat()).status_code == 200
+        workers = (await rig.http.get("/health/ready")).json()["workers"]
+        reachable = {worker["worker_id"]: worker["reachable"] for worker in workers}
+        assert reachable == {"p0": False, "p1": True, "d0": True}
+
+
+async def test_gateway_becomes_ready_when_workers_come(rig: Rig, folder: Path) -> None:
+    address = rig.prefills[0].address
+    port = int(address.rpartition(":")[2])
+    await rig.prefills[0].stop()
+    async with running_rig(
+        folder, prefills=0, prefill_workers=(address,), poll_interval_s=0.05
+    ) as late:
+        assert (await late.http.get("/health/ready")).status_code == 503
+        await rig.prefills[0].start(port=port)
+
+        async def ready() -> bool:
+            return (await late.http.get("/health/ready")).status_code == 200
+
+        await until(ready)
+
+
+async def test_hold_is_renewed_until_decode_accepts(rig: Rig) -> None:
+    rig.decodes[0].plan.at("accepted", 0.4)
+    assert (await rig.chat()).status_code == 200
+    assert rig.methods(rig.prefills[0]).count("Renew") >= 2
+    await rig.simulation.seen("p0", "Release")
+    renewals = rig.methods(rig.prefills[0]).count("Renew")
+    await asyncio.sleep(0.15)
+    assert rig.methods(rig.prefills[0]).count("Renew") == renewals
