@@ -101,6 +101,8 @@ class PrefillApp:
             loaded = await asyncio.to_thread(self._load)
         with self._board.startup("loading", "engine"):
             parts = self._parts = _Parts(loaded, app=self)
+            info = parts.info
+            self.recorder.serves(role="prefill", model=info.model.name, version=info.version)
         with self._board.startup("loading", "warm-up"):
             await asyncio.to_thread(
                 warm_up,

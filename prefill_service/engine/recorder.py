@@ -24,6 +24,10 @@ class MetricsRecorder:
         self._health = health
         self._expired = 0
 
+    def serves(self, *, role: str, model: str, version: str) -> None:
+        """Says what runs here, once it is known."""
+        self._health.build_info.labels(role=role, model=model, version=version).set(1)
+
     def computed(self, plan: PromptPlan, computed: Computed) -> None:
         """Counts a prompt that went through the model."""
         kept = plan.summary.kept_tokens
