@@ -1,0 +1,144 @@
+"""Streamed text equals the decoded text, however tokens and pieces are cut."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers
+
+from shared.tokenizer.detokenizer import IncrementalDetokenizer
+from shared.tokenizer.stop_filter import StopFilter
+from shared.tokenizer.tokenizer import Tokenizer
+from tests.support.tiny_tokenizer import write_tokenizer_folder
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_folder(write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def byte_fallback() -> Tokenizer:
+    """As Llama 2 has it: words with a leading mark, other characters byte by byte."""
+    vocab = {f"<0x{value:02X}>": value for value in range(256)}
+    for word in ("\u2581hello", "\u2581a", "b", "\u2581"):
+        vocab[word] = len(vocab)
+    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    backend.normalizer = normalizers.Prepend("\u2581")
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return Tokenizer(backend, eos_ids=(), vocab_size=len(vocab))
+
+
+def streamed(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int]) -> tuple[str, str]:
+    """Text before the flush, and all of it."""
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    bounds = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
+    pieces = [
+        detokenizer.push(ids[start:end])
+        for start, end in zip(bounds, bounds[1:], strict=False)
+    ]
+    before = "".join(pieces)
+    return before, before + detokenizer.flush()
+
+
+@given(text=st.text(max_size=120), cuts=st.lists(st.integers(0, 10**6), max_size=10))
+def test_text_survives_any_cuts(byte_level: Tokenizer, text: str, cuts: list[int]) -> None:
+    ids = byte_level.encode(text, add_special_tokens=False)
+    assert byte_level.decode(ids) == text
+    _, whole = streamed(byte_level, ids, cuts)
+    assert whole == text
+
+
+@given(ids=st.lists(st.integers(0, 270), max_size=150), cuts=st.lists(st.integers(0, 10**6)))
+def test_any_ids_equal_the_full_decode(
+    byte_level: Tokenizer, ids: list[int], cuts: list[int]
+) -> None:
+    before, whole = streamed(byte_level, ids, cuts)
+    assert whole == byte_level.decode(ids)
+    assert whole.startswith(before)
+
+
+@given(
+    ids=st.lists(
+        st.one_of(
+            st.sampled_from([[256], [257], [258], [259]]),
+            st.characters(exclude_categories=["Cs"]).map(lambda c: list(c.encode())),
+        ),
+        max_size=60,
+    ).map(lambda groups: [i for group in groups for i in group]),
+)
+def test_byte_fallback_text(byte_fallback: Tokenizer, ids: list[int]) -> None:
+    _, whole = streamed(byte_fallback, ids, [])
+    assert whole == byte_fallback.decode(ids)
+
+
+@given(text=st.text(min_size=1, max_size=60))
+def test_nothing_is_held_after_a_complete_character(byte_level: Tokenizer, text: str) -> None:
+    if text.endswith("\ufffd"):
+        return
+    ids = byte_level.encode(text, add_special_tokens=False)
+    before, _ = streamed(byte_level, ids, [])
+    assert before == text
+
+
+ALPHABET = st.text(alphabet="abc", max_size=12)
+
+
+def filtered(text: str, stops: list[str], cuts: Sequence[int], *, include: bool = False) -> tuple[str, str | None]:
+    """What passes, and the match."""
+    bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    stop_filter = StopFilter(stops, include_match=include)
+    out = ""
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        out += stop_filter.push(text[start:end])
+        assert (text if stop_filter.matched is None else text).startswith(out)
+    if stop_filter.matched is None:
+        out += stop_filter.flush()
+    return out, stop_filter.matched
+
+
+@given(
+    text=ALPHABET,
+    stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
+    cuts=st.lists(st.integers(0, 100)),
+    include=st.booleans(),
+)
+def test_stop_filter_does_not_see_the_cuts(
+    text: str, stops: list[str], cuts: list[int], include: bool
+) -> None:
+    whole = filtered(text, stops, [], include=include)
+    assert filtered(text, stops, cuts, include=include) == whole
+    assert filtered(text, stops, range(len(text)), include=include) == whole
+    out, match = whole
+    if match is None:
+        assert out == text
+        assert not any(stop in text for stop in stops)
+    elif not include:
+        assert text.startswith(out + match)
+
+
+@given(text=ALPHABET, stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3))
+def test_only_a_possible_stop_is_withheld(text: str, stops: list[str]) -> None:
+    stop_filter = StopFilter(stops)
+    out = ""
+    for index, char in enumerate(text, start=1):
+        out += stop_filter.push(char)
+        if stop_filter.matched is not None:
+            return
+        held = text[len(out) : index]
+        assert all(
+            not any(stop.startswith(text[start:index]) for stop in stops)
+            for start in range(len(out))
+            if len(text[start:index]) < max((len(s) for s in stops), default=0)
+        )
+        assert not held or any(stop.startswith(held) for stop in stops)
