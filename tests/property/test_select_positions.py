@@ -3,11 +3,15 @@
 from random import Random
 
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prefill_service.ranking.select import select_positions
 from shared.types.methods import PruningParams
+
+
+# Wall time says nothing here: a busy machine pauses any example.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -30,6 +34,7 @@ def run(problem: tuple[list[list[float]], int, int, bool]) -> list[list[int]]:
     return list(positions.tolist())
 
 
+@unhurried
 @given(problems())
 def test_sorted_unique_in_range_exact_count(
     problem: tuple[list[list[float]], int, int, bool],
@@ -42,6 +47,7 @@ def test_sorted_unique_in_range_exact_count(
         assert row[-1] < length
 
 
+@unhurried
 @given(problems())
 def test_window_and_protected_are_kept(problem: tuple[list[list[float]], int, int, bool]) -> None:
     rows, length, _, protect = problem
@@ -50,6 +56,7 @@ def test_window_and_protected_are_kept(problem: tuple[list[list[float]], int, in
         assert not protect or 0 in row
 
 
+@unhurried
 @given(problems())
 def test_no_dropped_candidate_beats_a_kept_one(
     problem: tuple[list[list[float]], int, int, bool],
@@ -62,6 +69,7 @@ def test_no_dropped_candidate_beats_a_kept_one(
         assert worst is None or all((scores[i], -i) < worst for i in dropped)
 
 
+@unhurried
 @given(problems(), st.randoms(use_true_random=False))
 def test_follows_a_permutation_of_distinct_scores(
     problem: tuple[list[list[float]], int, int, bool], random: Random
@@ -77,6 +85,7 @@ def test_follows_a_permutation_of_distinct_scores(
     assert {order[i] for i in moved if i < candidates} == {i for i in plain if i < candidates}
 
 
+@unhurried
 @given(
     st.integers(1, 20_000),
     st.floats(0.001, 1.0),
