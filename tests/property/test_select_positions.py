@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from prefill_service.ranking.select import select_positions
 from shared.types.methods import PruningParams
 
-
 # Wall time says nothing here: a busy machine pauses any example.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -12,6 +12,7 @@ from prefill_service.engine.plan import PromptPlan, plan_prompt
 from prefill_service.engine.runner import PrefillOutput, PrefillRunner
 from shared.errors import CancelledError, ConfigError, InvalidRequestError
 from shared.model.attention import TorchAttention
+from shared.model.random import random_model
 from shared.model.transformer import Transformer
 from shared.types.kv_manifest import PositionKind, SegmentKind
 from shared.types.methods import Aggregation, KvSelect, PruningParams
@@ -228,3 +229,11 @@ def test_ids_outside_the_vocabulary(tiny_model: Transformer, bad: int) -> None:
 def test_empty_blocks_are_refused(tiny_model: Transformer) -> None:
     with pytest.raises(ConfigError, match="chunk_tokens"):
         runner_of(tiny_model, chunk=0)
+
+
+def test_bfloat16(tiny_model: Transformer) -> None:
+    half = random_model(tiny_model.config, seed=7, dtype="bfloat16")
+    recorder, _, output = run(half, 100, replace(PARAMS, kv_select=KvSelect.HEAD))
+    assert output.logits_V.dtype is torch.float32
+    assert torch.isfinite(output.logits_V).all()
+    assert {t.dtype for t in recorder.tensors} == {torch.bfloat16, torch.int32}
