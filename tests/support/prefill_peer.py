@@ -122,6 +122,19 @@ def _image(prompt: SlowPrompt, plan: SlabLayout) -> bytes:
     return bytes(image)
 
 
+def with_positions(prepared: Prepared, positions: list[int]) -> Prepared:
+    """The same with other positions in its shared layout, checksums and all."""
+    (place,) = [s for s in prepared.plan.segments if s.kind is SegmentKind.POSITIONS]
+    raw = torch.tensor(positions, dtype=torch.int32).numpy().tobytes()
+    assert len(raw) == place.length
+    image = prepared.image[: place.offset] + raw + prepared.image[place.offset + place.length :]
+    segments = tuple(
+        replace(s, crc32=zlib.crc32(raw)) if s.kind is SegmentKind.POSITIONS else s
+        for s in prepared.manifest.segments
+    )
+    return replace(prepared, image=image, manifest=replace(prepared.manifest, segments=segments))
+
+
 @dataclass
 class Faults:
     """How a push misbehaves."""
