@@ -4,14 +4,21 @@ import pytest
 import torch
 
 from decode_service.engine.attention import TorchDecodeAttention
-from decode_service.engine.inspect import inspect_pages
+from decode_service.engine.inspect import PageTrace, inspect_pages
 from decode_service.engine.solo import PromptTensors
 from shared.errors import ManifestError
 from shared.model.transformer import Transformer
 from shared.types.kv_manifest import LayoutSpec
 from shared.types.methods import SparsityParams
 from tests.reference.delta_slow import SlowDelta, SlowPrompt
-from tests.support.decode_rows import LAYOUT_MODES, layouts_of, make_prompt
+from tests.support.decode_rows import (
+    LAYOUT_MODES,
+    layouts_of,
+    make_cache,
+    make_prompt,
+    make_runner,
+    place,
+)
 
 DELTA = SparsityParams(full_layers=(0, 1, 3), page_budget=4, recency_pages=1)
 
@@ -87,3 +94,16 @@ def test_contradicting_tensors_are_refused(tiny_model: Transformer) -> None:
             sparsity=None,
             max_tokens=2,
         )
+
+
+def test_a_trace_watches_one_row_of_a_batch(tiny_model: Transformer) -> None:
+    prompt, _ = make_prompt(tiny_model, mode="shared", tokens=70, kept=40)
+    cache = make_cache(tiny_model)
+    rows = [
+        place(tiny_model, cache, prompt, first_token=3, sparsity=sparsity, max_tokens=8)
+        for sparsity in (DELTA, None)
+    ]
+    trace = PageTrace(rows[0])
+    make_runner(tiny_model, cache).step(rows, observer=trace)
+    assert trace.pages["0"] == [0, 1, 2, 3, 4]
+    assert len(trace.pages["2"]) == 4
