@@ -14,7 +14,7 @@ from shared.rpc.interceptors import (
     RequestIdInterceptor,
 )
 from shared.rpc.options import server_options
-from shared.telemetry.ports import port_in_use_error
+from shared.telemetry.ports import join_address, port_in_use_error
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
 
@@ -45,8 +45,8 @@ class RpcServer:
 
     @property
     def address(self) -> str:
-        """host:port."""
-        return f"{self.host}:{self.port}"
+        """host:port, with brackets around an IPv6 host."""
+        return join_address(self.host, self.port)
 
     async def start(self) -> None:
         """Begins to answer; alive, and not ready until `health.set_ready(True)`."""
@@ -101,6 +101,6 @@ def build_server(
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     try:
-        return server.add_insecure_port(f"{host}:{port}")
+        return server.add_insecure_port(join_address(host, port))
     except RuntimeError as error:
         raise port_in_use_error(host, port) from error

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from shared.telemetry.ports import bind_socket
+from shared.telemetry.ports import bind_socket, join_address
 
 
 class _QuietServer(uvicorn.Server):
@@ -55,7 +55,7 @@ class HttpServer:
     @property
     def address(self) -> str:
         """host:port, final after `start`."""
-        return f"{self.host}:{self.port}"
+        return join_address(self.host, self.port)
 
     async def start(self) -> None:
         """Binds and begins to answer.

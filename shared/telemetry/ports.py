@@ -7,6 +7,11 @@ import psutil
 from shared.errors import ConfigError
 
 
+def join_address(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 def bind_socket(host: str, port: int) -> socket.socket:
     """A bound TCP socket; port 0 picks a free port.
 
@@ -32,8 +37,8 @@ def port_in_use_error(host: str, port: int, *, why: str = "") -> ConfigError:
     else:
         reason = f" ({why})" if why else ""
         text = (
-            f"cannot listen on {host}:{port}{reason}: the port is in use or the host is not an "
-            "address of this machine"
+            f"cannot listen on {join_address(host, port)}{reason}: the port is in use or the host "
+            "is not an address of this machine"
         )
     return ConfigError(
         f"{text}; stop the other server, choose another port, or use port 0 for a free one",

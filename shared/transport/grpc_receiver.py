@@ -30,6 +30,8 @@ class TransferReceiver:
         self._writer = writer
         self._own = own
         self._credit_window = credit_window
+        # Half a window at a time: as good as one by one for the sender, and fewer calls.
+        self._answer_every = max(1, credit_window // 2)
 
     async def hello(
         self,
@@ -59,6 +61,7 @@ class TransferReceiver:
         lease: tuple[int, int] | None = None
         clean = False
         written = 0
+        owed = 0
         try:
             while isinstance(message := await context.read(), bytes):
                 frame = decode_frame(message)
@@ -69,8 +72,10 @@ class TransferReceiver:
                     clean = True
                     await context.write(_answer(written=written, drained=True))
                     return
-                if frame.kind is FrameKind.DATA:
-                    await context.write(_answer(new_credits=1, written=written))
+                owed += frame.kind is FrameKind.DATA
+                if owed >= self._answer_every:
+                    await context.write(_answer(new_credits=owed, written=written))
+                    owed = 0
             raise TransportError(
                 "the stream ended without an end frame: the sender stopped half-way; "
                 "nothing can be committed from it"

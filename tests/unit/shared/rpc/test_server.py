@@ -265,6 +265,12 @@ async def test_a_busy_port_names_itself_and_its_owner() -> None:
     assert "process" in str(caught.value)
 
 
+async def test_an_ipv6_host_gets_its_brackets() -> None:
+    server = build_server(host="::1", port=0, service_names=[])
+    assert server.address == f"[::1]:{server.port}"
+    await server.stop()
+
+
 async def test_a_foreign_host_is_a_setting_error() -> None:
     with pytest.raises(ConfigError, match="not an address"):
         build_server(host="192.0.2.1", port=0, service_names=[])

@@ -67,11 +67,16 @@ async def test_a_generated_stub_can_push() -> None:
         call = stub.Push(iter([transfer_pb2.PushRequest.FromString(m) for m in raw]))
         answers = [answer async for answer in call]
         await channel.close()
-        assert [(a.credits, a.written_bytes, a.drained) for a in answers] == [
-            (1, 4, False),
-            (0, 4, True),
-        ]
+        assert [(a.credits, a.written_bytes, a.drained) for a in answers] == [(0, 4, True)]
         assert end.bytes_of(lease) == b"\0\0abcd"
+
+
+async def test_credits_come_back_half_a_window_at_a_time() -> None:
+    async with receiver("grpc") as end:
+        _, grant = end.grant(16)
+        frames = [_frame(grant, FrameKind.DATA, offset=i, payload=b"x") for i in range(9)]
+        answers = await _push(end, [*frames, _frame(grant, FrameKind.END)])
+        assert [(a.credits, a.written_bytes) for a in answers] == [(4, 4), (4, 8), (0, 9)]
 
 
 async def test_a_corrupt_frame_is_refused_and_not_written() -> None:
