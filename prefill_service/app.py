@@ -278,9 +278,10 @@ class PrefillApp:
 
     async def close(self) -> None:
         """Ends everything at once; what has not started is fine, and so is a second time."""
-        for task in [*self._tasks, *([self._drain_task] if self._drain_task else [])]:
+        tasks = [*self._tasks, *([self._drain_task] if self._drain_task else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._publisher is not None:
             await self._publisher.close()
         if self._parts is not None:

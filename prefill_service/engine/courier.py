@@ -171,10 +171,11 @@ class Courier:
         error = self._last_error
         if isinstance(error, InvalidRequestError):
             return error
-        detail = "" if error is None else f"; the last failure: {error.message}"
+        # The message may reach a client, so that addresses and texts of peers stay in the log.
+        code = "none" if error is None else error.error_code
         return HandoffError(
-            f"the KV cache could not be delivered to any decode worker{detail}; "
-            "start a new attempt, with other decode workers if there are any"
+            f"the KV cache could not be delivered to any decode worker (last failure: {code}): "
+            "they died, refused it or cannot be reached; start a new attempt"
         )
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from prefill_service.engine.parcel import Parcel
-from shared.errors import OverloadedError
+from shared.errors import InvalidRequestError
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
 
 Clock = Callable[[], float]
@@ -82,12 +82,13 @@ class HeldStore:
         """Waits until `nbytes` more of active slab fit, dropping held KV for them.
 
         Raises:
-            OverloadedError: they exceed the bound even when nothing else is here.
+            InvalidRequestError: they exceed the bound even when nothing else is here.
         """
         if nbytes > self._buffer_bytes:
-            raise OverloadedError(
+            raise InvalidRequestError(
                 f"the KV of this prompt takes {nbytes} bytes on its way, more than buffer_bytes "
-                f"{self._buffer_bytes}: raise that setting or send a shorter prompt"
+                f"{self._buffer_bytes}: send a shorter prompt or let the worker have more memory",
+                param="prompt",
             )
         while True:
             while self._total + nbytes > self._buffer_bytes and self._held:

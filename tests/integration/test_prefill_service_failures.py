@@ -189,7 +189,7 @@ async def test_memory_for_kv_is_a_bound(tiny_model_dir: Path) -> None:
         for events in await asyncio.gather(*(worker.run(r) for r in requests)):
             assert kinds(events)[-1] == "PrefillSealed"
         too_long = await worker.run(prompt_request(prompt_ids(600), peers, options=full))
-        assert too_long[-1].code == "queue_full"
+        assert (too_long[-1].code, too_long[-1].param) == ("invalid_value", "prompt")
         await worker.expect_idle()
 
 

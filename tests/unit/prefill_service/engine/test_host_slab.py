@@ -1,0 +1,109 @@
+"""Host bytes: written in pieces, read as a feed by as many readers as there are, checksummed."""
+
+import asyncio
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from prefill_service.engine.host_slab import HostSlab
+from shared.errors import InternalError
+from shared.kv.geometry import KvGeometry
+from shared.kv.slab_layout import SlabLayout
+from shared.types.methods import KvSelect
+
+GEOMETRY = KvGeometry(num_layers=3, num_kv_heads=2, head_dim=4, dtype="bfloat16")
+PROMPT, KEPT = 10, 4
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def layout() -> SlabLayout:
+    return SlabLayout.plan(
+        GEOMETRY,
+        prompt_tokens=PROMPT,
+        kept_tokens=KEPT,
+        whole_layers=1,
+        pruning_layer=1,
+        kv_select=KvSelect.HEAD,
+        pruned=True,
+    )
+
+
+def tensors(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (count, 2, 4)
+    return torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()
+
+
+def fill(slab: HostSlab) -> dict[int, bytes]:
+    """Fills a slab as a runner would; the expected bytes by offset."""
+    plan, expected = slab.layout, {}
+    keys, values = tensors(PROMPT)
+    for start, stop in ((0, 7), (7, 10)):
+        slab.write_kv(
+            layer=0,
+            first_slot=start,
+            keys_NGD=keys[start:stop],
+            values_NGD=values[start:stop],
+        )
+    whole = torch.stack([keys, values])
+    expected[plan.kv_segment(0).offset] = whole.view(torch.uint8).numpy().tobytes()
+    for layer, rows in ((1, 2), (2, 1)):
+        positions = torch.arange(rows * KEPT, dtype=torch.int32).view(rows, KEPT)
+        slab.write_positions(layout=layer, positions_RN=positions)
+        keys, values = tensors(KEPT)
+        slab.write_kv(layer=layer, first_slot=0, keys_NGD=keys, values_NGD=values)
+        expected[plan.positions_segment(layer).offset] = positions.numpy().tobytes()
+        pair = torch.stack([keys, values])
+        expected[plan.kv_segment(layer).offset] = pair.view(torch.uint8).numpy().tobytes()
+    slab.finish()
+    return expected
+
+
+async def collect(slab: HostSlab) -> bytearray:
+    image = bytearray(slab.nbytes)
+    seen = 0
+    async for offset, length in slab.ranges():
+        image[offset : offset + length] = slab.view(offset, length)
+        seen += length
+    assert seen == slab.payload_bytes, "every byte once"
+    return image
+
+
+async def test_readers_before_during_and_after(executor: ThreadPoolExecutor) -> None:
+    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+    early = asyncio.create_task(collect(slab))
+    await asyncio.sleep(0)
+    expected = await asyncio.to_thread(fill, slab)
+    images = [await early, await collect(slab)]
+    assert slab.is_complete()
+    for segment in await slab.segments():
+        piece = expected[segment.offset]
+        assert segment.length == len(piece)
+        assert segment.crc32 == zlib.crc32(piece)
+        for image in images:
+            assert image[segment.offset : segment.offset + segment.length] == piece
+
+
+async def test_a_reader_that_is_cancelled_disturbs_nobody(executor: ThreadPoolExecutor) -> None:
+    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+    leaving, staying = (asyncio.create_task(collect(slab)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.to_thread(fill, slab)
+    assert len(await staying) == slab.nbytes
+
+
+async def test_a_runner_that_leaves_its_plan(executor: ThreadPoolExecutor) -> None:
+    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+    keys, values = tensors(5)
+    with pytest.raises(InternalError, match="left its plan"):
+        slab.write_kv(layer=1, first_slot=0, keys_NGD=keys, values_NGD=values)
+    with pytest.raises(InternalError, match="never written"):
+        slab.finish()
