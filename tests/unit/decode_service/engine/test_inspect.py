@@ -97,7 +97,7 @@ def test_contradicting_tensors_are_refused(tiny_model: Transformer) -> None:
 
 
 def test_a_trace_watches_one_row_of_a_batch(tiny_model: Transformer) -> None:
-    prompt, _ = make_prompt(tiny_model, mode="shared", tokens=70, kept=40)
+    prompt, _ = make_prompt(tiny_model, mode="shared", tokens=70, kept=66)
     cache = make_cache(tiny_model)
     rows = [
         place(tiny_model, cache, prompt, first_token=3, sparsity=sparsity, max_tokens=8)
