@@ -42,7 +42,7 @@ class PrefillConfig:
     """Log lines: json, text, or auto (text on a terminal)."""
     max_model_len: int = 0
     """Longest context in tokens; 0 takes the model's."""
-    chunk_tokens: int = 512
+    chunk_tokens: int = 1024
     """Prompt tokens that run through the lower layers at once."""
     queue_tokens: int = 65536
     """Prompt tokens that may wait; more are turned away with queue_full."""
