@@ -122,6 +122,7 @@ class Attempt:
                                 return
                     case Sealed():
                         self._take_sealed(event)
+                        await _read_out(events)
                         return
         raise UnavailableError("the prefill worker ended its stream too early: it is stopping")
 
@@ -157,8 +158,9 @@ class Attempt:
                             await self._await_end(events)
                             return
                     case DecodeFinished():
-                        yield self._state.decoded(event)
                         self._complete = True
+                        yield self._state.decoded(event)
+                        await _read_out(events)
                         return
         raise UnavailableError("the decode worker ended its stream too early: it is stopping")
 
@@ -170,7 +172,6 @@ class Attempt:
                     if isinstance(event, DecodeFinished):
                         self._state.decoded(event)
                         self._complete = True
-                        return
         except TimeoutError:
             _log.warning("decode worker ran past the end", worker=self.blamed.worker_id)
         except TandemError as error:
@@ -276,3 +277,13 @@ class Attempt:
             stop=job.stop,
             options=job.options,
         )
+
+
+async def _read_out(events: AsyncIterator[object]) -> None:
+    """Lets a worker end its stream by itself: a cancel now would look like a client that left."""
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            async for _ in events:
+                pass
+    except (TimeoutError, TandemError) as error:
+        _log.warning("a stream did not end after its last event", reason=str(error))

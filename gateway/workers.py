@@ -16,6 +16,7 @@ PREFILL = "prefill"
 DECODE = "decode"
 
 _MAX_TARGETS = 3
+_MAX_BREAKERS = 256
 _RETRY_S = 2.0
 
 
@@ -88,6 +89,7 @@ class Workers:
             raise _none_left(DECODE, "none serves the model of the prefill worker")
         decodes = self._ordered(DECODE, matching, avoid)[:_MAX_TARGETS]
         now = self._clock()
+        self._forget_breakers()
         for card in (prefill, decodes[0]):
             self._breaker(card.worker_id).chosen(now)
         return Pair(
@@ -194,6 +196,12 @@ class Workers:
             reported_tokens=card.queued_tokens,
             free_pages=card.free_pages,
         )
+
+    def _forget_breakers(self) -> None:
+        """Workers get new names when they restart; their old breakers must not pile up."""
+        if len(self._breakers) > _MAX_BREAKERS:
+            known = {c.worker_id for role in (PREFILL, DECODE) for c in self._discovery.cards(role)}
+            self._breakers = {w: b for w, b in self._breakers.items() if w in known}
 
     def _breaker(self, worker_id: str) -> Breaker:
         if worker_id not in self._breakers:

@@ -1,7 +1,7 @@
 """Streamed text equals the decoded text, however tokens and pieces are cut."""
 
+import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -43,10 +43,7 @@ def streamed(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int]) -> t
     """Text before the flush, and all of it."""
     detokenizer = IncrementalDetokenizer(tokenizer)
     bounds = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
-    pieces = [
-        detokenizer.push(ids[start:end])
-        for start, end in zip(bounds, bounds[1:], strict=False)
-    ]
+    pieces = [detokenizer.push(ids[start:end]) for start, end in itertools.pairwise(bounds)]
     before = "".join(pieces)
     return before, before + detokenizer.flush()
 
@@ -94,14 +91,16 @@ def test_nothing_is_held_after_a_complete_character(byte_level: Tokenizer, text:
 ALPHABET = st.text(alphabet="abc", max_size=12)
 
 
-def filtered(text: str, stops: list[str], cuts: Sequence[int], *, include: bool = False) -> tuple[str, str | None]:
+def filtered(
+    text: str, stops: list[str], cuts: Sequence[int], *, include: bool = False
+) -> tuple[str, str | None]:
     """What passes, and the match."""
     bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     stop_filter = StopFilter(stops, include_match=include)
     out = ""
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         out += stop_filter.push(text[start:end])
-        assert (text if stop_filter.matched is None else text).startswith(out)
+        assert text.startswith(out)
     if stop_filter.matched is None:
         out += stop_filter.flush()
     return out, stop_filter.matched

@@ -14,12 +14,15 @@ TURNS = [{"role": "user", "content": "hi"}]
 
 
 def test_whitespace_control() -> None:
-    source = "{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}"
+    source = (
+        "{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}"
+    )
     assert ChatTemplate(source).render(TURNS) == "hi\n"
 
 
 def test_generation_block_and_loop_controls() -> None:
-    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
+    body = "{% generation %}{{ m.content }}{% endgeneration %}{% break %}"
+    source = f"{{% for m in messages %}}{body}{{% endfor %}}"
     assert ChatTemplate(source).render([*TURNS, *TURNS]) == "hi"
 
 

@@ -1,0 +1,166 @@
+"""Bodies, ignored fields, translation, and reply details."""
+
+import math
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.job import Finished, RequestReport
+from gateway.schema.chat import ChatBody
+from gateway.schema.completions import CompletionBody
+from gateway.schema.logprobs import UNLIKELY, chat_entries
+from gateway.schema.parse import parse_body
+from gateway.schema.translate import fit_context, options_of, sampling_of, stop_of
+from gateway.schema.unknown import check_unknown
+from shared.errors import ContextLengthError, InvalidRequestError
+from shared.tokenizer.tokenizer import Tokenizer
+from shared.types.options import Mode
+from shared.types.sampling import FinishReason, SampledToken
+from tests.support.tiny_tokenizer import write_tokenizer_folder
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> ChatBody:
+    return parse_body(orjson.dumps({"messages": USER, **fields}), ChatBody)
+
+
+def refused(**fields: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(**fields)
+    return caught.value
+
+
+def test_defaults() -> None:
+    body = chat()
+    sampling = sampling_of(body, vocab_size=10)
+    assert (sampling.temperature, sampling.top_p, sampling.logprobs) == (1.0, 1.0, None)
+    stop = stop_of(body, max_tokens=7, eos_ids=(3,), vocab_size=10)
+    assert (stop.max_tokens, stop.token_ids, stop.strings) == (7, (3,), ())
+    assert options_of(body.tandem).mode is Mode.AUTO
+    assert not body.wants_usage()
+
+
+def test_newer_limit_wins() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=9).answer_limit() == 9
+    assert chat(max_tokens=5).answer_limit() == 5
+    assert chat().answer_limit() is None
+
+
+def test_stop_ids_and_ignored_eos() -> None:
+    body = chat(stop_token_ids=[4, 1], stop="x")
+    assert stop_of(body, max_tokens=7, eos_ids=(3,), vocab_size=10).token_ids == (1, 3, 4)
+    body = chat(ignore_eos=True, min_tokens=9)
+    stop = stop_of(body, max_tokens=7, eos_ids=(3,), vocab_size=10)
+    assert (stop.token_ids, stop.min_tokens) == ((), 7)
+
+
+def test_options() -> None:
+    body = chat(tandem={"mode": "prune", "keep_rate": 0.7, "min_keep": 0, "page_budget": 8})
+    options = options_of(body.tandem)
+    assert (options.mode, options.keep_rate, options.min_keep) == (Mode.PRUNE, 0.7, 0)
+    assert (options.page_budget, options.recency_pages) == (8, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"functions": [{}]}, "functions"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"audio": {}, "prediction": {"type": "content"}}, "prediction"),
+        ({"web_search_options": {"a": 1}}, "web_search_options"),
+    ],
+)
+def test_unsupported(fields: dict[str, Any], param: str) -> None:
+    error = refused(**fields)
+    assert (error.param, error.error_code) == (param, "unsupported_parameter")
+
+
+def test_content_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    body = chat(messages=[{"role": "user", "content": parts, "extra": 1}])
+    assert body.messages[0].for_template() == {"role": "user", "content": "ab"}
+    assert refused(messages=[{"role": "user", "content": [{"type": "text"}]}]).param
+
+
+def test_template_variables_are_a_closed_list() -> None:
+    body = chat(
+        chat_template_kwargs={"enable_thinking": False, "messages": []}, reasoning_effort="low"
+    )
+    assert body.template_variables() == {"enable_thinking": False, "reasoning_effort": "low"}
+    headers = check_unknown(body, strict=False)
+    assert headers == {"x-ignored-params": "chat_template_kwargs.messages"}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("max_token", "max_tokens"),
+        ("temperatrue", "temperature"),
+        ("topp_p", "top_p"),
+        ("frobnicate", None),
+        ("nn", None),
+    ],
+)
+def test_hints(name: str, near: str | None) -> None:
+    headers = check_unknown(chat(**{name: 1}), strict=False)
+    assert headers["x-ignored-params"] == name
+    assert headers.get("x-param-hint") == (f"{name} -> {near}" if near else None)
+
+
+def test_strict_names_the_field() -> None:
+    with pytest.raises(InvalidRequestError, match="did you mean max_tokens"):
+        check_unknown(chat(max_token=1), strict=True)
+    with pytest.raises(InvalidRequestError, match="remove it"):
+        check_unknown(chat(frobnicate=1), strict=True)
+    assert check_unknown(chat(user="u"), strict=True) == {}
+
+
+def test_many_unknown_names_stay_bounded() -> None:
+    headers = check_unknown(chat(**{f"unknown_{i}" * 30: i for i in range(500)}), strict=False)
+    assert all(len(value) < 3000 for value in headers.values())
+
+
+def test_fit_context() -> None:
+    assert fit_context(prompt_tokens=4, asked=None, limit=10, param="prompt") == 6
+    assert fit_context(prompt_tokens=4, asked=6, limit=10, param="prompt") == 6
+    for prompt, asked in ((4, 7), (10, None)):
+        with pytest.raises(ContextLengthError, match="maximum context length is 10 tokens"):
+            fit_context(prompt_tokens=prompt, asked=asked, limit=10, param="prompt")
+
+
+def test_prompt_forms() -> None:
+    def prompts(value: Any) -> list[Any]:
+        return list(parse_body(orjson.dumps({"prompt": value}), CompletionBody).prompt)
+
+    assert prompts("a") == ["a"]
+    assert prompts([1, 2]) == [[1, 2]]
+    assert prompts([[1], "b"]) == [[1], "b"]
+
+
+def test_unlikely_log_probabilities_are_json(tmp_path_factory: pytest.TempPathFactory) -> None:
+    tokenizer = Tokenizer.from_folder(write_tokenizer_folder(tmp_path_factory.mktemp("t")))
+    tokens = [
+        SampledToken(token_id=1, logprob=-math.inf, top=((2, math.nan),)),
+        SampledToken(token_id=1, logprob=-0.25),
+    ]
+    entries = chat_entries(tokens, tokenizer)
+    assert entries[0]["logprob"] == entries[0]["top_logprobs"][0]["logprob"] == UNLIKELY
+    assert entries[1]["logprob"] == -0.25
+
+
+def test_report_is_in_milliseconds() -> None:
+    report = RequestReport(ttft_s=0.5, phases_s={"prefill": 0.25})
+    shown = Finished(
+        reason=FinishReason.STOP,
+        stop_match=None,
+        prompt_tokens=1,
+        completion_tokens=1,
+        report=report,
+    ).report.to_json()
+    assert shown["ttft_ms"] == 500.0
+    assert shown["phases_ms"] == {"prefill": 250.0}
