@@ -13,6 +13,9 @@ from torch import Tensor
 from shared.model.config import ModelConfig
 from shared.model.rope import RopeTable, rotate
 
+_MLP_ROWS = 1024
+"""Tokens that pass the MLP at once: its wide intermediate then stays near the processor's cache."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
@@ -73,11 +76,16 @@ class DecoderLayer:
         w = self.weights
         attn = attn_THD.reshape(attn_THD.shape[0], self._heads * self._head_dim)
         y_TE = torch.addmm(x_TE, attn, w.out.t())
-        normed_TE = self._norm(y_TE, w.post_norm_E)
-        gate_up = F.linear(normed_TE, w.gate_up)
+        for start in range(0, y_TE.shape[0], _MLP_ROWS):
+            self._add_mlp(y_TE[start : start + _MLP_ROWS])
+        return y_TE
+
+    def _add_mlp(self, y_TE: Tensor) -> None:
+        w = self.weights
+        gate_up = F.linear(self._norm(y_TE, w.post_norm_E), w.gate_up)
         hidden_TI = F.silu(gate_up[:, : self._intermediate])
         hidden_TI.mul_(gate_up[:, self._intermediate :])
-        return y_TE.addmm_(hidden_TI, w.down.t())
+        y_TE.addmm_(hidden_TI, w.down.t())
 
     def _heads_of(self, x_TE: Tensor, *, first: int, last: int) -> Tensor:
         """Heads first..last-1 of the fused product, [T, last - first, D], before rotation."""
