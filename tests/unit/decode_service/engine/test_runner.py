@@ -9,6 +9,7 @@ from decode_service.engine.kv_cache import LengthGroup, PagedKvCache
 from decode_service.engine.row_step import KvRead
 from decode_service.engine.sequence import Sequence
 from shared.kv.geometry import PAGE_SIZE
+from shared.model.random import random_model
 from shared.model.transformer import Transformer
 from shared.types.methods import SparsityParams
 from tests.support.decode_rows import (
@@ -22,6 +23,7 @@ from tests.support.decode_rows import (
     place,
     scatter_pages,
 )
+from tests.support.tiny_model import tiny_config
 
 DELTA = SparsityParams(full_layers=(0, 1, 3), page_budget=4, recency_pages=1)
 ALL_PAGES = dataclasses.replace(DELTA, page_budget=10**6)
@@ -253,3 +255,22 @@ def test_layouts_are_as_the_builders_say(tiny_model: Transformer) -> None:
     row = place(tiny_model, cache, prompt, first_token=3, sparsity=None)
     assert row.prompt.layer_layouts == (0, 0, 1, 2, 3, 3)
     assert (WHOLE, LP) == (2, 3)
+
+
+def test_what_free_pages_hold_changes_no_bit(tiny_model: Transformer) -> None:
+    for mode in LAYOUT_MODES:
+        poisoned = logits_of(tiny_model, mode, DELTA)
+        clean = make_cache(tiny_model, poison=False)
+        for pool in clean.pools.values():
+            pool.memory.zero_()
+        assert torch.equal(logits_of(tiny_model, mode, DELTA, cache=clean), poisoned)
+
+
+def test_bfloat16_decodes_sparse_as_dense() -> None:
+    model = random_model(tiny_config(), seed=3, dtype="bfloat16")
+    dense = logits_of(model, "head", None, steps=1)
+    sparse = logits_of(model, "head", ALL_PAGES, force_sparse=True, steps=1)
+    tight = logits_of(model, "head", DELTA, steps=1)
+    assert dense.dtype is torch.float32
+    assert torch.isfinite(tight).all()
+    torch.testing.assert_close(sparse, dense, atol=0.2, rtol=0.05)
