@@ -288,10 +288,10 @@ class DecodeServer:
                 await asyncio.gather(task, return_exceptions=True)
         if self._presence is not None:
             await self._presence.disappear()
+        if self._core is not None:
+            await self._core.worker.engine.stop()  # clients hear why before their streams close
         if self._rpc is not None:
             await self._rpc.stop(grace_s=STOP_GRACE_S)
-        if self._core is not None:
-            await self._core.worker.engine.stop()
         await self._admin.stop()
 
     # --- start-up ---------------------------------------------------------------------------

@@ -23,6 +23,9 @@ from shared.types.sampling import FinishReason, SampledToken
 
 T = TypeVar("T")
 
+JOIN_S = 5.0
+"""Longest wait for the thread to end; a thread that hangs ends with the process."""
+
 FAILING_STEPS = 3
 """Steps with an error in succession after which the engine calls itself unhealthy."""
 
@@ -96,12 +99,12 @@ class DecodeEngine:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Ends all rows with `unavailable` and joins the thread; twice is fine."""
+        """Ends all rows with `unavailable`, then the thread; twice is fine."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, JOIN_S)
         await asyncio.sleep(0)  # what the thread posted last is delivered
 
     def join(self, row: Row) -> None:
@@ -226,7 +229,9 @@ class DecodeEngine:
             try:
                 (token,) = self._runner.step([row.sequence])
             except Exception as alone:  # noqa: BLE001  as above
-                _log.exception("a row failed alone and ends", handoff=row.sequence.key)
+                _log.exception(
+                    "a row failed alone and ends", handoff_id=row.sequence.key.handoff_id
+                )
                 self._end(row, FinishReason.ERROR, error=_step_error(alone))
             else:
                 produced.append((row, token))

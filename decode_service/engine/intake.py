@@ -83,7 +83,7 @@ class Intake:
             self._table.begin_commit(granted)
             task = asyncio.create_task(self._adopt(granted, manifest, prompt_ids))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._finished)
             # A caller that leaves must not stop a copy half-way: it runs on and is then reaped.
             await asyncio.shield(task)
             return granted
@@ -91,6 +91,11 @@ class Intake:
         if granted.state is not HandoffState.ADOPTED:
             raise stale(key, f"is {granted.state.value}")
         return granted
+
+    def _finished(self, task: asyncio.Task[AdoptedKv]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, even when its caller has left
 
     async def _adopt(
         self, granted: Reservation, manifest: KvManifest, prompt_ids: tuple[int, ...]

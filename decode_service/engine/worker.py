@@ -148,7 +148,9 @@ class DecodeWorker:
                 manifest, slot=slot, generation=generation, prompt_ids=prompt_ids
             )
         except TandemError as error:
-            _log.warning("commit refused", handoff=manifest.handoff.handoff_id, why=error.message)
+            _log.warning(
+                "commit refused", handoff_id=manifest.handoff.handoff_id, why=error.message
+            )
             self._observer.commit_ended(error=error)
             raise
         self._observer.commit_ended(error=None)
@@ -183,7 +185,7 @@ class DecodeWorker:
 
     def abort(self, key: HandoffKey, *, reason: str) -> bool:
         """Ends a handoff in any state; whether no write is or can be outstanding."""
-        _log.info("handoff aborted by a peer", handoff=key.handoff_id, reason=reason[:200])
+        _log.info("abort", handoff_id=key.handoff_id, attempt=key.attempt, reason=reason[:200])
         self.cancel_generation(key)
         return self.table.abort(key)
 
@@ -265,6 +267,17 @@ class DecodeWorker:
     def _ended(self, granted: Reservation, ending: Ending) -> None:
         del self._generations[granted.key]
         self.table.release(granted)
+        _log.info(
+            "answer ended",
+            handoff_id=granted.key.handoff_id,
+            attempt=granted.key.attempt,
+            reason=ending.reason.value,
+            code=ending.error.error_code if ending.error is not None else "",
+            tokens=ending.generated_tokens,
+            attended=ending.attended,
+            dense=ending.dense,
+            seconds={phase: round(seconds, 4) for phase, seconds in ending.phases},
+        )
         self._observer.generation_ended(ending)
 
     def _check_time(self, deadline: float | None) -> None:
@@ -280,13 +293,18 @@ class DecodeWorker:
                 "request; send n separate requests",
                 param="n",
             )
-        ids = [call.first_token, *(token_id for token_id, _ in call.sampling.logit_bias)]
-        if max(ids) >= self._settings.vocab_size:
-            raise InvalidRequestError(
-                f"token id {max(ids)} is outside the vocabulary of {self._settings.vocab_size}; "
-                "send ids of this model's tokenizer",
-                param="first_token" if call.first_token == max(ids) else "logit_bias",
-            )
+        named = {
+            "first_token": (call.first_token,),
+            "logit_bias": tuple(token_id for token_id, _ in call.sampling.logit_bias),
+            "stop_token_ids": call.stop.token_ids,
+        }
+        for param, ids in named.items():
+            if max(ids, default=0) >= self._settings.vocab_size:
+                raise InvalidRequestError(
+                    f"{param} holds token id {max(ids)}, outside the vocabulary of "
+                    f"{self._settings.vocab_size}; send ids of this model's tokenizer",
+                    param=param,
+                )
 
     def _check_against(self, call: DecodeCall, granted: Reservation, adopted: AdoptedKv) -> None:
         if call.stop.max_tokens > granted.spec.max_new_tokens:

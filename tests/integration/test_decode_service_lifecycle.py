@@ -19,7 +19,7 @@ from decode_service.app import DecodeServer
 from decode_service.engine.engine import StepRunner
 from decode_service.engine.sequence import Sequence
 from protos.tandem.v1 import common_pb2, control_pb2, control_pb2_grpc, decode_pb2
-from shared.errors import StaleWriteError
+from shared.errors import HandoffError
 from shared.model.transformer import Transformer
 from shared.tokenizer.detokenizer import IncrementalDetokenizer
 from shared.tokenizer.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ async def test_a_silent_grant_expires_without_any_request(pair: Pair, prepared: 
         assert 0 < grant.lease_ms <= 200
         await settle(lambda: server.core.worker.table.idle)
         assert server.core.worker.table.counters.expired == 1
-        with pytest.raises(StaleWriteError):
+        with pytest.raises(HandoffError):
             await peer.push(grant, prepared)
         answer = await peer.commit(KEY, grant, prepared)
         assert "is expired" in answer.rejected.message
@@ -420,3 +420,13 @@ async def test_a_stall_makes_the_worker_unready_and_then_ends_it(
         assert server.exit_code == 1
         hold.set()
         await blocked
+
+
+async def test_a_stop_tells_its_clients_why(pair: Pair, prepared: Prepared) -> None:
+    async with pair() as (server, peer):
+        await peer.hand_over(KEY, prepared, max_new_tokens=900)
+        stop = StopConditions(max_tokens=900)
+        reading = asyncio.create_task(peer.decode(peer.decode_request(KEY, prepared, stop=stop)))
+        await settle(lambda: server.present_load().running == 1)
+        await server.stop()
+        assert (await reading).end.error.code == "draining"
