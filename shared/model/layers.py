@@ -53,7 +53,10 @@ class DecoderLayer:
         self._intermediate = config.intermediate_size
 
     def qkv(self, x_TE: Tensor, rope: RopeTable) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [T, H, D] and keys [T, G, D], both rotated, and values [T, G, D]."""
+        """Queries [T, H, D] and keys [T, G, D], both rotated, and values [T, G, D].
+
+        They are views of shared memory: copy keys and values that must outlive the queries.
+        """
         heads_T_D = self._heads_of(x_TE, first=0, last=self._heads + 2 * self._kv_heads)
         turned = self._rotate(heads_T_D[:, : self._heads + self._kv_heads], rope, num_q=self._heads)
         values_TGD = heads_T_D[:, self._heads + self._kv_heads :]

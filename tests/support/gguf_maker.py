@@ -78,6 +78,8 @@ def _add_vocabulary(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
 def _gguf_name(name: str) -> str:
     if name in _TOPS:
         return _TOPS[name]
+    if not name.startswith("model."):
+        return name
     _, _, index, *middle, ending = name.split(".")
     return f"blk.{index}.{_PARTS['.'.join(middle)]}.{ending}"
 

@@ -97,6 +97,23 @@ def test_what_cannot_be_read_is_named(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_head_size_defaults_to_an_equal_share(make: Make, tmp_path: Path) -> None:
+    folder = convert_gguf(make(random_config(), attention__key_length=None), tmp_path / "out")
+    assert load_folder(folder).config.head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [("rope_freqs.weight", "ready-made rotary factors"), ("blk.0.ffn_gate_inp.weight", "a tensor")],
+)
+def test_tensors_of_other_designs_are_refused(
+    make: Make, tmp_path: Path, extra: str, text: str
+) -> None:
+    tensors = random_tensors(random_config(), seed=2) | {extra: torch.ones(32, 32)}
+    with pytest.raises(ModelLoadError, match=text):
+        convert_gguf(make(random_config(), tensors=tensors), tmp_path / "out")
+
+
 def test_missing_tensors_are_named(make: Make, tmp_path: Path) -> None:
     tensors = random_tensors(random_config(), seed=2)
     del tensors["model.layers.1.mlp.down_proj.weight"]
