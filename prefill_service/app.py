@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import uuid
-from importlib import metadata
 
 import structlog
 import torch
@@ -15,18 +14,16 @@ from prefill_service.engine.compute import ComputeThread
 from prefill_service.engine.courier import DeliveryPolicy
 from prefill_service.engine.engine import PrefillEngine
 from prefill_service.engine.held import HeldStore
-from prefill_service.engine.job import PromptRequest
-from prefill_service.engine.plan import PromptPlan, plan_prompt
 from prefill_service.engine.publisher import CardPublisher
 from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from prefill_service.engine.readiness import ReadinessBoard
 from prefill_service.engine.recorder import MetricsRecorder
 from prefill_service.engine.runner import PrefillRunner
 from prefill_service.engine.sender import Links
-from prefill_service.engine.services import Planner, Services
+from prefill_service.engine.services import Services, profile_planner
 from prefill_service.engine.warm_up import warm_up
 from prefill_service.engine.watchdog import Watchdog
-from prefill_service.rpc.control import WorkerInfo
+from prefill_service.rpc.control import WorkerInfo, package_version
 from prefill_service.rpc.decode_client import DecodeClient
 from prefill_service.rpc.requests import ModelLimits
 from prefill_service.rpc.services import SERVICE_NAMES, add_services
@@ -208,6 +205,14 @@ class PrefillApp:
         return rpc.address
 
     def _banner(self, loaded: LoadedModel, parts: "_Parts") -> None:
+        geometry = loaded.model.geometry()
+        longest = geometry.num_layers * geometry.kv_bytes(parts.limits.max_model_len)
+        if longest > self.config.buffer_bytes:
+            _log.warning(
+                "buffer_bytes is below the KV of the longest prompt; unpruned ones will be refused",
+                buffer_bytes=self.config.buffer_bytes,
+                longest_prompt_bytes=longest,
+            )
         pruning = loaded.profile.pruning
         _log.info(
             "ready",
@@ -306,7 +311,9 @@ class _Parts:
             model, attention=attention.backend, chunk_tokens=config.chunk_tokens
         )
         self.compute = ComputeThread(self.runner)
-        self.planner = _planner(loaded)
+        self.planner = profile_planner(
+            model.config, geometry=model.geometry(), params=loaded.profile.pruning
+        )
         self.client = DecodeClient(model=self.model, timeout_s=config.rpc_timeout_s)
         self.transports = _transports(
             config.transports,
@@ -319,7 +326,7 @@ class _Parts:
             incarnation=app.incarnation,
             model=self.model,
             max_model_len=self.limits.max_model_len,
-            version=_version(),
+            version=package_version(),
             device=config.device,
             attention_backend=attention.backend.name,
             rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
@@ -368,30 +375,8 @@ def _max_model_len(config: PrefillConfig, loaded: LoadedModel) -> int:
     return config.max_model_len or longest
 
 
-def _planner(loaded: LoadedModel) -> Planner:
-    geometry = loaded.model.geometry()
-
-    def plan(request: PromptRequest) -> PromptPlan:
-        return plan_prompt(
-            config=loaded.model.config,
-            geometry=geometry,
-            params=loaded.profile.pruning,
-            options=request.options,
-            prompt_tokens=len(request.token_ids),
-        )
-
-    return plan
-
-
 def _transports(
     names: tuple[str, ...], *, context: TransportContext, metrics: TransferMetrics
 ) -> dict[str, KvTransport]:
     registry = transport_registry()
     return {name: InstrumentedTransport(registry.get(name)(context), metrics) for name in names}
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        return "source"

@@ -253,14 +253,18 @@ class PrefillEngine:
         task.add_done_callback(self._tasks.discard)
 
     async def _run_to_end(self, job: PrefillJob, work: Coroutine[Any, Any, Sealed]) -> None:
+        # Also what a cancel of this very task leaves: no prompt ends without a last event.
+        outcome: Sealed | Failed = Failed(
+            InternalError("this prompt ended in a way it should not: see the worker's log")
+        )
         try:
-            outcome: Sealed | Failed = await work
+            outcome = await work
         except TandemError as error:
             outcome = Failed(error)
         except Exception:  # noqa: BLE001  the border of a prompt: its caller must hear of the end
             _log.exception("prompt failed", handoff_id=job.key.handoff_id)
-            outcome = Failed(InternalError("this prompt failed unexpectedly: see the worker's log"))
-        self._finish(job, outcome)
+        finally:
+            self._finish(job, outcome)
 
     def _finish(self, job: PrefillJob, outcome: Sealed | Failed) -> None:
         if job.timer is not None:

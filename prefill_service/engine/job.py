@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shared.errors import InternalError, TandemError
+from shared.errors import TandemError
 from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import PruningSummary
 from shared.types.options import RequestOptions
@@ -157,8 +157,7 @@ class PrefillJob:
     @property
     def stop_error(self) -> TandemError:
         """Why it was asked to stop; only after `stop`."""
-        if self._stop_error is None:
-            raise InternalError("a prompt ended as stopped without a reason; report this")
+        assert self._stop_error is not None, "asked for before a stop"
         return self._stop_error
 
     def raise_if_stopped(self) -> None:

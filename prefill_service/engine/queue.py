@@ -101,7 +101,3 @@ class TokenQueue:
         if job is not None:
             self._tokens -= job.tokens
         return job
-
-    def jobs(self) -> list[PrefillJob]:
-        """The waiting prompts in order."""
-        return list(self._jobs.values())

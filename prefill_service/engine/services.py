@@ -8,14 +8,31 @@ from prefill_service.engine.compute import Computed, ComputeThread
 from prefill_service.engine.courier import DeliveryPolicy
 from prefill_service.engine.held import HeldStore
 from prefill_service.engine.job import Failed, PrefillJob, PromptRequest, Sealed
-from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.plan import PromptPlan, plan_prompt
 from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from prefill_service.engine.sender import Links
 from shared.kv.geometry import KvGeometry
+from shared.model.config import ModelConfig
+from shared.types.methods import PruningParams
 from shared.types.model_identity import ModelIdentity
 
 Planner = Callable[[PromptRequest], PromptPlan]
 """Decides about a prompt; raises InvalidRequestError when it cannot be served."""
+
+
+def profile_planner(config: ModelConfig, *, geometry: KvGeometry, params: PruningParams) -> Planner:
+    """Plans by a model's profile and the request's overrides."""
+
+    def plan(request: PromptRequest) -> PromptPlan:
+        return plan_prompt(
+            config=config,
+            geometry=geometry,
+            params=params,
+            options=request.options,
+            prompt_tokens=len(request.token_ids),
+        )
+
+    return plan
 
 
 class Recorder(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations  # grpc's generic types exist for the type ch
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import grpc.aio
@@ -20,6 +21,15 @@ CAPABILITIES = ("claa", "resend", "forced_first_token")
 """What this version can do beyond the first one's contract."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def package_version() -> str:
+    """Version of this package, or `source` when it is not installed."""
+    try:
+        return metadata.version("tandem-llm")
+    except metadata.PackageNotFoundError:
+        return "source"
+
 
 StartDrain = Callable[[float | None], None]
 """Begins a drain with a cap in seconds, or with the worker's own."""

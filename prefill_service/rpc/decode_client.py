@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # the async stub exists for the type checker only
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
@@ -11,7 +12,7 @@ import grpc.aio
 from prefill_service.engine.job import Target
 from prefill_service.engine.sender import Busy, ReserveTerms
 from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
-from shared.errors import HandoffError
+from shared.errors import HandoffError, UnavailableError
 from shared.rpc.channel import open_channel
 from shared.rpc.status import error_from_rpc
 from shared.transport.base import Grant
@@ -136,6 +137,15 @@ async def _translated(call: Awaitable[T]) -> T:
         return await call
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from error
+    except asyncio.CancelledError:
+        # grpc says so too when the channel was closed here and nobody cancelled this task.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise UnavailableError(
+            "the connection to a decode worker was closed here during a call: this worker is "
+            "stopping or talks to very many; start a new attempt"
+        ) from None
 
 
 def _unanswered(call: str, target: Target) -> HandoffError:

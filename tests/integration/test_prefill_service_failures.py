@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from prefill_service.engine.sender import Delivery
 from protos.tandem.v1 import common_pb2, prefill_pb2
 from shared.errors import (
     ContextLengthError,
@@ -249,6 +250,27 @@ async def test_an_engine_defect_ends_one_prompt_only(
         events = await worker.run(prompt_request(prompt_ids(20), peers))
     assert events[-1].code == "internal_error"
     assert "planted" not in events[-1].message
+    await worker.expect_idle()
+    assert all(peer.holds_nothing for peer in peers)
+    events = await worker.run(prompt_request(prompt_ids(20), peers))
+    assert kinds(events)[-1] == "PrefillSealed"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("planted"), asyncio.CancelledError()])
+async def test_whatever_happens_there_is_an_end(
+    worker: Worker,
+    peers: list[DecodePeer],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    async def broken(_self: Delivery, _slab: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Delivery, "push", broken)
+        events = await worker.run(prompt_request(prompt_ids(20), peers))
+    assert events[-1].code == "internal_error"
+    await asyncio.gather(*worker.engine._tasks, return_exceptions=True)
     await worker.expect_idle()
     assert all(peer.holds_nothing for peer in peers)
     events = await worker.run(prompt_request(prompt_ids(20), peers))

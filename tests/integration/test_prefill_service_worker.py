@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prefill_service.__main__ import main
 from prefill_service.app import PrefillApp
 from prefill_service.config import PrefillConfig
-from protos.tandem.v1 import control_pb2, control_pb2_grpc
+from protos.tandem.v1 import control_pb2, control_pb2_grpc, prefill_pb2_grpc
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.errors import ConfigError, ModelLoadError
@@ -230,3 +230,25 @@ async def test_process_ready_line_and_sigterm(tiny_model_dir: Path) -> None:
     assert process.returncode == 0, log
     assert rest == b""
     assert b"drained" in log
+
+
+async def test_a_second_signal_ends_the_process_at_once(tiny_model_dir: Path) -> None:
+    flags = ("--port", "0", "--model", str(tiny_model_dir), "--reserve-wait-s", "60")
+    process = await start_process(*flags)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+    address = json.loads(line.removeprefix("TANDEM_READY "))["address"]
+    async with prefill_worker(tiny_model_dir) as same_model, decode_peers(same_model) as (peer,):
+        peer.script.busy = -1
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = prefill_pb2_grpc.PrefillServiceStub(channel)
+            call = stub.Prefill(prompt_request(prompt_ids(30), [peer]))
+            assert (await anext(aiter(call))).HasField("accepted")
+            process.send_signal(signal.SIGTERM)
+            while b"draining" not in await process.stderr.readline():
+                pass
+            process.send_signal(signal.SIGTERM)
+            await process.communicate()
+            call.cancel()
+    assert process.returncode == 128 + signal.SIGTERM
