@@ -12,7 +12,6 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from decode_service.config import DecodeConfig
-from decode_service.engine.admission import Capacity
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.banner import banner
 from decode_service.engine.caretaker import CareSettings, Caretaker
@@ -20,13 +19,12 @@ from decode_service.engine.drain import drain
 from decode_service.engine.engine import DecodeEngine
 from decode_service.engine.handoffs import ReservationLimits
 from decode_service.engine.intake import Intake
-from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.loading import load
+from decode_service.engine.memory import WorkerMemory, allocate
 from decode_service.engine.recorder import MetricsRecorder
 from decode_service.engine.reservations import ReservationTable
 from decode_service.engine.runner import DecodeRunner
 from decode_service.engine.scheduler import Scheduler
-from decode_service.engine.sizing import CacheSize, size_cache
 from decode_service.engine.status import TokenRate, WorkerLoad, measure_load
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.engine.warm_up import warm_up
@@ -39,7 +37,6 @@ from protos.tandem.v1 import control_pb2_grpc, decode_pb2_grpc
 from shared.config.exit_codes import ExitCode
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
-from shared.kv.slab import Slab
 from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
@@ -62,96 +59,74 @@ _log = structlog.get_logger(__name__)
 class Core:
     """The parts of a worker that hold memory and do work."""
 
-    identity: ModelIdentity
-    """The model as peers compare it."""
-    size: CacheSize
-    """Pages."""
-    capacity: Capacity
-    """What could be granted at most."""
-    cache: PagedKvCache
-    """KV pages."""
-    slab: Slab
-    """Landing slab."""
+    memory: WorkerMemory
+    """Pages and slab."""
     runner: DecodeRunner
     """Steps rows."""
     worker: DecodeWorker
     """Everything but the network."""
 
+    @property
+    def identity(self) -> ModelIdentity:
+        """The model as peers compare it."""
+        return self.memory.capacity.identity
+
 
 def build_core(config: DecodeConfig, loaded: LoadedModel, *, recorder: MetricsRecorder) -> Core:
     """Allocates memory and joins the parts; inside the running loop. The engine is not started."""
-    model = loaded.model
-    geometry = model.geometry()
-    identity = model.identity(config.model_name or loaded.name)
-    size = size_cache(
-        geometry,
-        loaded.profile.pruning,
-        kv_bytes=config.kv_bytes,
-        pages_front=config.pages_front,
-        pages_rest=config.pages_rest,
-    )
-    cache = PagedKvCache(
-        geometry,
-        whole_layers=size.whole_layers,
-        pages_front=size.pages_front,
-        pages_rest=size.pages_rest,
-        device=config.device,
-        poison=config.poison,
-    )
-    slab = Slab(config.slab_bytes)
-    capacity = Capacity(
-        identity=identity,
-        max_model_len=min(
-            config.max_model_len or model.config.max_position, model.config.max_position
-        ),
-        whole_layers=size.whole_layers,
-        pages_front=size.pages_front,
-        pages_rest=size.pages_rest,
-        slab_bytes=slab.total_bytes,
-    )
-    runner = DecodeRunner(model, cache, attention=TorchDecodeAttention())
-    table = ReservationTable(
-        slab, cache, capacity=capacity, limits=_limits(config), clock=time.monotonic
-    )
+    memory = allocate(config, loaded)
+    runner = DecodeRunner(loaded.model, memory.cache, attention=TorchDecodeAttention())
     engine = DecodeEngine(
         runner,
         Scheduler(max_batch=config.max_batch),
         clock=time.monotonic,
         on_step=recorder.step_done,
     )
-    verifier = ManifestVerifier(cache, identity=identity, vocab_size=model.config.vocab_size)
-    intake = Intake(
-        table,
-        slab=slab,
-        cache=cache,
-        engine=engine,
-        verifier=verifier,
+    table = ReservationTable(
+        memory.slab,
+        memory.cache,
+        capacity=memory.capacity,
+        limits=_limits(config),
         clock=time.monotonic,
-        commit_wait_s=config.commit_wait_s,
     )
+    vocab_size = loaded.model.config.vocab_size
     worker = DecodeWorker(
         table=table,
-        intake=intake,
+        intake=_intake(config, memory, table=table, engine=engine, vocab_size=vocab_size),
         engine=engine,
         tokenizer=Tokenizer.from_folder(loaded.folder),
         settings=WorkerSettings(
-            capacity=capacity,
+            capacity=memory.capacity,
             sparsity=loaded.profile.sparsity,
-            vocab_size=model.config.vocab_size,
+            vocab_size=vocab_size,
             commit_wait_s=config.commit_wait_s,
             stream_queue_tokens=config.stream_queue_tokens,
         ),
         observer=recorder,
         clock=time.monotonic,
     )
-    return Core(
-        identity=identity,
-        size=size,
-        capacity=capacity,
-        cache=cache,
-        slab=slab,
-        runner=runner,
-        worker=worker,
+    return Core(memory=memory, runner=runner, worker=worker)
+
+
+def _intake(
+    config: DecodeConfig,
+    memory: WorkerMemory,
+    *,
+    table: ReservationTable,
+    engine: DecodeEngine,
+    vocab_size: int,
+) -> Intake:
+    verifier = ManifestVerifier(
+        memory.cache, identity=memory.capacity.identity, vocab_size=vocab_size
+    )
+    return Intake(
+        table,
+        slab=memory.slab,
+        cache=memory.cache,
+        engine=engine,
+        verifier=verifier,
+        clock=time.monotonic,
+        commit_wait_s=config.commit_wait_s,
     )
 
 
@@ -231,7 +206,7 @@ class DecodeServer:
             self._core = build_core(self.config, loaded, recorder=recorder)
             self._recorder = recorder
         with self._timed("warm_up"):
-            await asyncio.to_thread(warm_up, self.core.runner, self.core.cache)
+            await asyncio.to_thread(warm_up, self.core.runner, self.core.memory.cache)
         self._add_services(loaded)
         self.core.worker.engine.start()
         await self._rpc.start()
@@ -247,8 +222,8 @@ class DecodeServer:
             transports=",".join(TRANSPORTS),
             startup_s={name: round(seconds, 2) for name, seconds in self._phases.items()},
             **banner(
-                capacity=self.core.capacity,
-                size=self.core.size,
+                capacity=self.core.memory.capacity,
+                size=self.core.memory.size,
                 sparsity=loaded.profile.sparsity,
                 max_batch=self.config.max_batch,
             ),
@@ -267,7 +242,9 @@ class DecodeServer:
     def present_load(self) -> WorkerLoad:
         """Present load."""
         core = self.core
-        return measure_load(core.worker, cache=core.cache, slab=core.slab, rate=self._rate)
+        return measure_load(
+            core.worker, cache=core.memory.cache, slab=core.memory.slab, rate=self._rate
+        )
 
     def begin_drain(self, timeout_s: float | None = None) -> None:
         """Stops taking work, waits for what runs, then finishes; again changes nothing.
@@ -323,7 +300,7 @@ class DecodeServer:
             worker_id=self.worker_id,
             incarnation=self.incarnation,
             model=core.identity,
-            max_model_len=core.capacity.max_model_len,
+            max_model_len=core.memory.capacity.max_model_len,
             version=package_version(),
             device=self.config.device,
             attention_backend=TorchDecodeAttention.name,
@@ -363,7 +340,7 @@ class DecodeServer:
             address=self.address,
             incarnation=self.incarnation,
             model=core.identity,
-            max_model_len=core.capacity.max_model_len,
+            max_model_len=core.memory.capacity.max_model_len,
             transports=TRANSPORTS,
             device=config.device,
         )

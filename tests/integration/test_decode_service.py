@@ -123,18 +123,14 @@ async def test_a_killed_client_frees_its_pages_within_one_step(
 async def test_cancel_ends_a_generation_and_may_be_repeated(
     tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer
 ) -> None:
-    from protos.tandem.v1 import decode_pb2
-    from shared.wire.identity import handoff_to_pb
-
     prepared = prepare(tiny_model)
     await peer.hand_over(KEY, prepared, max_new_tokens=900)
     stop = StopConditions(max_tokens=900)
     reading = asyncio.create_task(peer.decode(peer.decode_request(KEY, prepared, stop=stop)))
     await settle(lambda: server.present_load().running == 1)
-    cancel = decode_pb2.DecodeServiceCancelRequest(handoff=handoff_to_pb(KEY))
-    assert (await peer.stub.Cancel(cancel)).cancelled
+    assert await peer.cancel(KEY)
     seen = await reading
     assert seen.end.reason == common_pb2.FINISH_REASON_CANCELLED
     assert len(seen.tokens) == seen.end.generated_tokens < 900
-    assert not (await peer.stub.Cancel(cancel)).cancelled
-    assert not (await peer.stub.Cancel(cancel)).cancelled
+    assert not await peer.cancel(KEY)
+    assert not await peer.cancel(KEY)

@@ -1,10 +1,12 @@
 """A whole decode server in this process, and the state it must return to when idle."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 from decode_service.app import DecodeServer
 from decode_service.config import DecodeConfig
@@ -12,7 +14,7 @@ from shared.model.transformer import Transformer
 from shared.types.methods import SparsityParams
 from shared.types.sampling import SamplingParams
 from tests.support.decode_rows import make_cache, make_runner, place
-from tests.support.prefill_peer import GREEDY, Prepared
+from tests.support.prefill_peer import GREEDY, PrefillPeer, Prepared, prefill_peer
 
 SPARSITY = SparsityParams(full_layers=(0, 2), page_budget=4, recency_pages=1)
 
@@ -69,10 +71,10 @@ def assert_idle(server: DecodeServer) -> None:
     """Pages, slots, leases and generations are back to where they began."""
     core = server.core
     core.worker.table.check_integrity()
-    core.cache.check_idle()
+    core.memory.cache.check_idle()
     assert core.worker.table.idle
-    assert core.slab.num_leases == 0
-    assert core.slab.free_bytes == core.slab.total_bytes
+    assert core.memory.slab.num_leases == 0
+    assert core.memory.slab.free_bytes == core.memory.slab.total_bytes
     assert core.worker.num_generations == 0
     assert core.worker.intake.num_tasks == 0
     load = server.present_load()
@@ -108,3 +110,31 @@ def direct_tokens(
     row.prompt_ids = tuple(prepared.ids)
     runner = make_runner(model, cache)
     return [runner.step([row])[0].token_id for _ in range(num_tokens)]
+
+
+def holder() -> tuple[threading.Event, Callable[[], bool]]:
+    """Work for `between_steps` that keeps the engine until the event is set."""
+    event = threading.Event()
+    return event, lambda: event.wait(timeout=10)
+
+
+class ServerPair(Protocol):
+    """Starts a server with the given settings, and a peer."""
+
+    def __call__(
+        self, **settings: object
+    ) -> AbstractAsyncContextManager[tuple[DecodeServer, PrefillPeer]]: ...
+
+
+def pair_starter(model_dir: Path, profile: Path) -> ServerPair:
+    """Binds the folder and the profile."""
+
+    @asynccontextmanager
+    async def start(**settings: object) -> AsyncIterator[tuple[DecodeServer, PrefillPeer]]:
+        async with (
+            decode_server(model_dir, profile, **settings) as server,
+            prefill_peer(server.core.identity, server.address) as peer,
+        ):
+            yield server, peer
+
+    return start

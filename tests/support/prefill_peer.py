@@ -283,6 +283,16 @@ class PrefillPeer:
         assert answer.WhichOneof("result") == "adopted", answer
         return answer.adopted
 
+    async def abort(self, key: HandoffKey) -> bool:
+        """Ends a handoff; whether it is drained."""
+        request = decode_pb2.AbortRequest(handoff=handoff_to_pb(key), reason="test")
+        return (await self.stub.Abort(request)).drained
+
+    async def cancel(self, key: HandoffKey) -> bool:
+        """Ends a generation; whether there was something to end."""
+        request = decode_pb2.DecodeServiceCancelRequest(handoff=handoff_to_pb(key))
+        return (await self.stub.Cancel(request)).cancelled
+
     def decode_request(
         self,
         key: HandoffKey,
