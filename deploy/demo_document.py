@@ -6,7 +6,7 @@ from pydoc_data.topics import topics
 from shared.tokenizer.tokenizer import Tokenizer
 
 TOPIC = "debugger"
-QUESTION = 'What does the command "w(here)" do? Answer in one sentence.'
+QUESTION = 'What is "pdb"?'
 
 
 def demo_prompt(tokenizer: Tokenizer, *, document_tokens: int) -> str:

@@ -110,7 +110,12 @@ def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
         payload = line.removeprefix(_DATA)
         if payload == _DONE:
             return
-        chunk = json.loads(payload)
+        try:
+            chunk = json.loads(payload)
+        except ValueError as error:
+            raise TransportError(
+                f"the stream carried {payload[:80]!r}, which is no JSON: is this a Tandem gateway?"
+            ) from error
         if "error" in chunk:
             raise TandemError(str(chunk["error"]["message"]), code=str(chunk["error"]["code"]))
         yield chunk

@@ -26,7 +26,7 @@ def test_one_shot_chat_answers_sensibly(up):
 
 
 def test_long_prompt_is_pruned_and_short_one_is_not(up):
-    def ask(text: str) -> dict:
+    def ask(text):
         body = {
             "model": "smollm2",
             "messages": [{"role": "user", "content": text}],

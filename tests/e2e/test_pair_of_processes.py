@@ -147,6 +147,7 @@ def test_killed_client_frees_its_pages(up):
     reader = subprocess.Popen(
         [sys.executable, "-c", code, url, json.dumps(body)], stdout=subprocess.PIPE, text=True
     )
+    assert reader.stdout is not None
     seen = [line for line, _ in zip(iter(reader.stdout.readline, ""), range(4), strict=False)]
     reader.kill()
     reader.wait()

@@ -102,7 +102,8 @@ class UpProcess:
     def pid(self, package: str) -> int:
         """Process id of the role whose package is given."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(child.pid for child in children if package in child.cmdline())
+        pid: int = next(child.pid for child in children if package in child.cmdline())
+        return pid
 
     def wait_ready(self) -> None:
         """Waits for the banner."""

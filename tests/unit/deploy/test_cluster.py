@@ -1,0 +1,77 @@
+import dataclasses
+
+import pytest
+
+from deploy.cluster import gateway_spec, threads_per_worker, worker_specs
+from deploy.config import FREE_PORTS, UpConfig
+from deploy.ready import ReadyLine
+from deploy.role_process import error_of_exit
+from shared.config.exit_codes import exit_code_for
+from shared.errors import ConfigError
+
+
+def flag(spec, name):
+    return spec.arguments[spec.arguments.index(name) + 1]
+
+
+def line(role, address):
+    return ReadyLine(role=role, worker_id=role, admin="", address=address)
+
+
+def test_ports_count_up_per_worker():
+    specs = worker_specs(UpConfig(prefill=2, decode=2), cores=4)
+    assert [flag(spec, "--port") for spec in specs] == ["8101", "8102", "8201", "8202"]
+    assert [flag(spec, "--admin-port") for spec in specs] == ["9100", "9101", "9200", "9201"]
+    assert [spec.name for spec in specs] == ["prefill-0", "prefill-1", "decode-0", "decode-1"]
+
+
+def test_port_0_stays_0_for_every_worker():
+    config = dataclasses.replace(FREE_PORTS, prefill=2)
+    assert {flag(spec, "--port") for spec in worker_specs(config, cores=2)} == {"0"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "config", "prefill", "decode"),
+    [
+        (8, UpConfig(), 8, 4),
+        (2, UpConfig(), 2, 1),
+        (8, UpConfig(prefill=2, decode=4), 4, 1),
+        (1, UpConfig(prefill=3, decode=3), 1, 1),
+        (8, UpConfig(prefill_threads=3, decode_threads=2), 3, 2),
+    ],
+)
+def test_threads_are_shared_out(cores, config, prefill, decode):
+    assert threads_per_worker(config, role="prefill", cores=cores) == prefill
+    assert threads_per_worker(config, role="decode", cores=cores) == decode
+
+
+def test_gateway_is_told_the_workers_unless_redis_knows_them():
+    prefill, decode = (line("prefill", "h:1"),), (line("decode", "h:2"), line("decode", "h:3"))
+    spec = gateway_spec(UpConfig(), prefill=prefill, decode=decode)
+    assert flag(spec, "--prefill-workers") == "h:1"
+    assert flag(spec, "--decode-workers") == "h:2,h:3"
+    spec = gateway_spec(UpConfig(redis_url="redis://r"), prefill=prefill, decode=decode)
+    assert "--prefill-workers" not in spec.arguments
+    assert flag(spec, "--redis-url") == "redis://r"
+
+
+@pytest.mark.parametrize("code", [3, 4, 5, 6])
+def test_a_roles_exit_code_becomes_the_supervisors(code):
+    error = error_of_exit("decode-0", code, ["last words"])
+    assert exit_code_for(error) == code
+    assert "decode-0" in error.message
+    assert "last words" in error.message
+
+
+def test_other_ends_are_failures():
+    assert exit_code_for(error_of_exit("decode-0", -9, [])) == 1
+    assert "signal 9" in error_of_exit("decode-0", -9, []).message
+    assert "exit code 0" in error_of_exit("gateway", 0, []).message
+
+
+@pytest.mark.parametrize(
+    "bad", [{"prefill": 0}, {"decode": 0}, {"drain_timeout_s": 0.0}, {"log_format": "xml"}]
+)
+def test_settings_that_cannot_work_are_refused(bad):
+    with pytest.raises(ConfigError):
+        UpConfig(**bad)

@@ -1,0 +1,95 @@
+"""The inspection commands, through the command line, on the tiny model."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.cli import app
+from shared.errors import ConfigError, InvalidRequestError
+
+runner = CliRunner()
+IDS = [(7 * index) % 500 for index in range(120)]
+PRUNE = ["--keep", "0.25", "--lp", "3", "--n", "2", "--m", "1", "--window", "4"]
+PRUNE += ["--agg", "rank_max", "--protect-first", "1", "--min-keep", "10"]
+
+
+@pytest.fixture
+def base(tmp_path, tiny_model_dir):
+    path = tmp_path / "ids.json"
+    path.write_text(json.dumps(IDS))
+    return ["--model", str(tiny_model_dir), "--token-ids", str(path)]
+
+
+def invoke(*arguments):
+    result = runner.invoke(app, ["inspect", *arguments])
+    if result.exception:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.mark.parametrize("kv_select", ["head", "layer", "shared"])
+def test_prune_reports_positions_per_layer(base, kv_select):
+    report = json.loads(invoke("prune", *base, *PRUNE, "--kv-select", kv_select, "--json"))
+    assert set(report) == {
+        "prompt_tokens", "kept", "layers", "next_position", "first_token_id", "kv_bytes", "seconds",
+    }  # fmt: skip
+    assert report["prompt_tokens"] == report["next_position"] == 120
+    assert len(report["kept"]) == 30
+    assert report["kept"] == sorted(set(report["kept"]))
+    assert report["kept"][0] == 0
+    assert report["kept"][-4:] == [116, 117, 118, 119]
+    modes = [layer["mode"] for layer in report["layers"]]
+    assert modes == ["full", *[kv_select] * 3, "shared", "shared"]
+    rows = [len(layer["positions"]) for layer in report["layers"]]
+    assert rows == [1, *[2 if kv_select == "head" else 1] * 3, 1, 1]
+
+
+def test_keep_1_keeps_all(base):
+    report = json.loads(invoke("prune", *base, "--keep", "1", "--json"))
+    assert report["kept"] == list(range(120))
+
+
+def test_pages_reports_what_each_layer_reads(base):
+    flags = ["--full-layers", "0,1,3", "--page-budget", "4", "--recency", "1", "--max-tokens", "5"]
+    report = json.loads(invoke("pages", *base, "--keep", "1", *flags, "--json"))
+    assert set(report) == {"token_ids", "steps"}
+    assert len(report["token_ids"]) == 5
+    assert [step["position"] for step in report["steps"]] == [120, 121, 122, 123]
+    first = report["steps"][0]
+    assert set(first) == {"position", "layers", "attended", "dense"}
+    assert first["layers"]["0"] == list(range(8))
+    assert len(first["layers"]["2"]) == 4
+    assert first["layers"]["2"][-1] == 7
+    assert first["dense"] == 6 * 121
+    assert first["attended"] < first["dense"]
+
+
+def test_first_token_of_pages_is_that_of_prune(base):
+    pruned = json.loads(invoke("prune", *base, *PRUNE, "--json"))
+    paged = json.loads(invoke("pages", *base, *PRUNE, "--max-tokens", "1", "--json"))
+    assert paged == {"token_ids": [pruned["first_token_id"]], "steps": []}
+
+
+def test_text_prompt_and_tables(tmp_path, tiny_model_dir):
+    path = tmp_path / "prompt.txt"
+    path.write_text("A prompt of plain text. " * 10)
+    base = ["--model", str(tiny_model_dir), "--prompt-file", str(path)]
+    assert "next position" in invoke("prune", *base)
+    assert "attended" in invoke("pages", *base, "--max-tokens", "3")
+
+
+def test_mistakes_are_named(base, tmp_path, tiny_model_dir):
+    model = ["--model", str(tiny_model_dir)]
+    bad = tmp_path / "bad.json"
+    bad.write_text('["x"]')
+    with pytest.raises(InvalidRequestError, match="exactly one"):
+        invoke("prune", *model)
+    with pytest.raises(InvalidRequestError, match="JSON array"):
+        invoke("prune", *model, "--token-ids", str(bad))
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        invoke("prune", *model, "--prompt-file", str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match="layer 9"):
+        invoke("pages", *base, "--full-layers", "0,9")
+    with pytest.raises(ConfigError, match="keep_rate"):
+        invoke("prune", *base, "--keep", "1.5")
