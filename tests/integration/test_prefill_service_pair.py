@@ -1,0 +1,96 @@
+"""A real prefill worker and a real decode worker over gRPC, without a gateway."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from decode_service.app import DecodeServer
+from protos.tandem.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2
+from shared.rpc.channel import open_channel
+from tests.support.decode_server import assert_idle, decode_server, settle, write_profile
+from tests.support.pair import assert_same_tokens
+from tests.support.prefill_worker import (
+    Worker,
+    kinds,
+    prefill_worker,
+    prompt_ids,
+    prompt_request,
+    until,
+)
+
+MAX_TOKENS = 12
+
+
+@pytest.fixture
+async def pair(tiny_model_dir: Path, tmp_path: Path) -> AsyncIterator[tuple[Worker, DecodeServer]]:
+    profile = write_profile(tmp_path)
+    async with (
+        decode_server(tiny_model_dir, profile) as decode,
+        prefill_worker(tiny_model_dir, profile=str(profile)) as prefill,
+    ):
+        yield prefill, decode
+
+
+def request_to(decode: DecodeServer, token_ids: list[int]) -> prefill_pb2.PrefillRequest:
+    target = prefill_pb2.DecodeTarget(worker_id="d", address=decode.address)
+    stop = common_pb2.StopConditions(max_tokens=MAX_TOKENS)
+    sampling = common_pb2.SamplingParams(temperature=0.0, logprobs=2)
+    return prompt_request(token_ids, [], targets=[target], stop=stop, sampling=sampling)
+
+
+async def answer(
+    pair: tuple[Worker, DecodeServer], token_ids: list[int]
+) -> list[common_pb2.SampledToken]:
+    """First token from one worker, the others from the other."""
+    prefill, decode = pair
+    request = request_to(decode, token_ids)
+    events = await prefill.run(request)
+    assert kinds(events)[-1] == "PrefillSealed"
+    tokens = [events[-2].tokens[0]]
+    channel = open_channel(decode.address)
+    try:
+        stub = decode_pb2_grpc.DecodeServiceStub(channel)
+        call = stub.Decode(
+            decode_pb2.DecodeRequest(
+                handoff=request.handoff,
+                first_token=tokens[0].token_id,
+                sampling=request.sampling,
+                stop=request.stop,
+            )
+        )
+        async for response in call:
+            tokens += response.tokens.tokens
+    finally:
+        await channel.close()
+    released = await prefill.stub.Release(prefill_pb2.ReleaseRequest(handoff=request.handoff))
+    assert released.released
+    return tokens
+
+
+async def test_eight_at_once_answer_as_one_by_one(pair: tuple[Worker, DecodeServer]) -> None:
+    prompts = [prompt_ids(30 + 9 * seed, seed=seed) for seed in range(8)]
+    alone = [await answer(pair, ids) for ids in prompts]
+    together = await asyncio.gather(*(answer(pair, ids) for ids in prompts))
+    assert all(len(tokens) == MAX_TOKENS for tokens in alone)
+    for many, one in zip(together, alone, strict=True):
+        assert_same_tokens(
+            [token.token_id for token in many],
+            [token.top[0].logprob - token.top[1].logprob for token in many],
+            [token.token_id for token in one],
+        )
+    await pair[0].expect_idle()
+    assert pair[0].engine.load().held_handoffs == 0
+
+
+async def test_a_cancel_frees_both_sides(pair: tuple[Worker, DecodeServer]) -> None:
+    prefill, decode = pair
+    prefill.runner.gate.clear()
+    call = prefill.stub.Prefill(request_to(decode, prompt_ids(90)))
+    await prefill.runner.wait_reached()
+    await until(lambda: not decode.core.worker.table.idle)
+    call.cancel()
+    await prefill.expect_idle()
+    await settle(lambda: decode.core.worker.table.idle)
+    assert_idle(decode)
