@@ -20,7 +20,7 @@ from gateway.schema.translate import (
     stop_of,
 )
 from gateway.workers import Workers
-from shared.errors import InvalidRequestError, ModelNotFoundError
+from shared.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.options import RequestOptions
 
@@ -125,14 +125,19 @@ class Intake:
         jobs = []
         for prompt in body.prompt:
             if isinstance(prompt, str):
-                ids = await self.encode_text(prompt)
+                ids = await self.encode_text(prompt, param="prompt")
             else:
                 ids = self.checked_ids(prompt, param="prompt")
             jobs.append(self._job(body, ids, origin, param="prompt"))
         return jobs
 
-    async def encode_text(self, text: str) -> list[int]:
-        """Token ids of plain text, with the tokenizer's own opening token."""
+    async def encode_text(self, text: str, *, param: str) -> list[int]:
+        """Token ids of plain text, with the tokenizer's own opening token.
+
+        Raises:
+            ContextLengthError: the text is far too long to be worth encoding.
+        """
+        self._refuse_hopeless(text, param=param)
         return await asyncio.to_thread(self.tokenizer.encode, text)
 
     async def encode_chat(
@@ -141,7 +146,7 @@ class Intake:
         """Token ids of a rendered conversation.
 
         Raises:
-            InvalidRequestError: the model has no chat template, or it refuses the conversation.
+            InvalidRequestError: no chat template, a refusal by it, or far too much text.
         """
         template = self.tokenizer.chat_template
         if template is None:
@@ -152,7 +157,17 @@ class Intake:
             )
         # Rendering and tokenizing a long conversation takes long enough to stall other streams.
         text = await asyncio.to_thread(template.render, messages, variables=variables)
+        self._refuse_hopeless(text, param="messages")
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=False)
+
+    def _refuse_hopeless(self, text: str, *, param: str) -> None:
+        limit, tokens = self.max_model_len(), self.tokenizer.fewest_tokens(text)
+        if tokens > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens, but the {param} has "
+                f"{len(text)} characters, which are at least {tokens} tokens. Shorten the {param}.",
+                param=param,
+            )
 
     def checked_ids(self, ids: Sequence[int], *, param: str) -> list[int]:
         """`ids` as a prompt.

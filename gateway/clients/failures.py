@@ -1,9 +1,12 @@
 """What a broken call means to the gateway."""
 
 import grpc.aio
+import structlog
 
 from shared.errors import CancelledError, TandemError, UnavailableError
 from shared.rpc.status import error_from_rpc
+
+_log = structlog.get_logger(__name__)
 
 
 def worker_error(error: grpc.aio.AioRpcError) -> TandemError:
@@ -12,8 +15,11 @@ def worker_error(error: grpc.aio.AioRpcError) -> TandemError:
     A call that the worker cancelled is a worker that went away.
     """
     found = error_from_rpc(error)
-    if isinstance(found, CancelledError):
+    lost = isinstance(found, UnavailableError) and found.error_code == UnavailableError.code
+    if lost or isinstance(found, CancelledError):
+        _log.info("connection to a worker lost", reason=found.message)
         return UnavailableError(
-            f"the worker ended the call by itself ({found.message}): it is stopping; try another"
+            "the connection to a worker was lost: it stopped, or it cannot be reached; "
+            "send the request again"
         )
     return found

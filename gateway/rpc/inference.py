@@ -105,7 +105,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 ids = self._intake.checked_ids(request.token_ids.ids, param="token_ids")
                 return ids, "token_ids"
             case "text" if request.text:
-                return await self._intake.encode_text(request.text), "text"
+                return await self._intake.encode_text(request.text, param="text"), "text"
             case "conversation" if request.conversation.messages:
                 turns = [
                     {"role": message.role, "content": message.content}

@@ -49,7 +49,7 @@ class TandemOptions(Body):
     mode: Literal["auto", "full", "prune", "sparse", "both"] | None = None
     keep_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     min_keep: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    page_budget: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    page_budget: Annotated[int, Field(ge=3, lt=2**31)] | None = None
     recency_pages: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
 

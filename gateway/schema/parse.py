@@ -80,6 +80,13 @@ def _check_combinations(body: GenerationBody, value: dict[str, Any]) -> None:
         raise InvalidRequestError(
             "top_logprobs was sent without logprobs; set logprobs to true", param="top_logprobs"
         )
+    pages = body.tandem
+    if pages is not None and (pages.page_budget or 2**31) < (pages.recency_pages or 1) + 2:
+        raise InvalidRequestError(
+            f"tandem.page_budget is {pages.page_budget}, too small beside {pages.recency_pages} "
+            "recency pages, page 0 and one chosen page; raise it or lower tandem.recency_pages",
+            param="tandem.page_budget",
+        )
     limit = body.answer_limit()
     if limit is not None and (body.min_tokens or 0) > limit:
         raise InvalidRequestError(

@@ -46,6 +46,7 @@ class Tokenizer:
             token_id: token.content
             for token_id, token in backend.get_added_tokens_decoder().items()
         }
+        self._longest = max((len(token) for token in backend.get_vocab()), default=1)
         self._byte_level = _byte_level_table() if _uses_byte_level(backend) else None
 
     @classmethod
@@ -85,8 +86,14 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; a rendered chat template already contains its special tokens."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # The batch call releases the interpreter lock while it works, the single one does not.
+        batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of the tokens in `text`, found without encoding it."""
+        return len(text) // self._longest
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; incomplete UTF-8 becomes U+FFFD, ids outside the vocabulary vanish."""

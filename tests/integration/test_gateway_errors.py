@@ -75,6 +75,12 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": USER, "min_tokens": 9, "max_tokens": 8}, "min_tokens", "invalid_value"),
     ({"messages": USER, "tandem": {"mode": "fast"}}, "tandem.mode", "invalid_value"),
     ({"messages": USER, "tandem": {"keep_rate": 0}}, "tandem.keep_rate", "invalid_value"),
+    ({"messages": USER, "tandem": {"page_budget": 2}}, "tandem.page_budget", "invalid_value"),
+    (
+        {"messages": USER, "tandem": {"page_budget": 5, "recency_pages": 4}},
+        "tandem.page_budget",
+        "invalid_value",
+    ),
     ({"messages": USER, "tandem": 5}, "tandem", "invalid_value"),
     ({"messages": USER, "n": 2}, "n", "unsupported_parameter"),
     ({"messages": USER, "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
@@ -117,6 +123,17 @@ async def test_table_of_bad_requests(rig: Rig) -> None:
         assert error["type"] == "invalid_request_error"
         assert error["message"]
     assert (await rig.chat()).status_code == 200
+
+
+async def test_hopelessly_long_text_is_not_encoded(rig: Rig) -> None:
+    for response, param in (
+        (await rig.complete(prompt="x" * 4_000_000), "prompt"),
+        (await rig.chat(messages=[{"role": "user", "content": "x" * 4_000_000}]), "messages"),
+    ):
+        error = error_of(response)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert "4000" in error["message"]
+        assert "at least" in error["message"]
 
 
 async def test_context_overflow_wording(rig: Rig) -> None:

@@ -1,5 +1,6 @@
 """Tokenizer folders, byte values, errors."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -89,3 +90,18 @@ def test_default_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert default_cache_dir() == tmp_path
     monkeypatch.delenv("TANDEM_CACHE_DIR")
     assert default_cache_dir() == Path.home() / ".cache" / "tandem"
+
+
+def test_fewest_tokens_is_a_lower_bound(tokenizer: Tokenizer) -> None:
+    for text in ("", "a", "<|im_start|>" * 9, "Hello world " * 20, "漢字" * 9):
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text))
+    assert tokenizer.fewest_tokens("x" * 1300) == 100
+
+
+async def test_encoding_leaves_the_loop_running(tokenizer: Tokenizer) -> None:
+    encoding = asyncio.create_task(asyncio.to_thread(tokenizer.encode, "ab " * 300_000))
+    ticks = 0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        ticks += 1
+    assert ticks > 10
