@@ -1,1 +1,1 @@
-"""The wire contract and its generated stubs."""
+"""The wire contract: .proto files and the stubs generated beside them."""
