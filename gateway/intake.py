@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.job import GenerationJob
 from gateway.schema.chat import ChatBody
-from gateway.schema.common import GenerationBody
+from gateway.schema.generation import GenerationBody
 from gateway.schema.completions import CompletionBody
 from gateway.schema.translate import (
     check_token_id,

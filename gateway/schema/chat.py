@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gateway.schema.common import Body, GenerationBody, TopLogprobs
+from gateway.schema.generation import Body, GenerationBody, TopLogprobs
 
 TEMPLATE_VARIABLES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 """Template variables that a client may set; others could break the prompt's structure."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from gateway.schema.common import GenerationBody
+from gateway.schema.generation import GenerationBody
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 64

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import ValidationError
 
-from gateway.schema.common import GenerationBody
+from gateway.schema.generation import GenerationBody
 from shared.errors import InvalidRequestError
 
 B = TypeVar("B", bound=GenerationBody)

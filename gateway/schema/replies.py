@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.job import Finished, TextDelta
-from gateway.schema.common import GenerationBody
+from gateway.schema.generation import GenerationBody
 from gateway.schema.logprobs import CompletionLogprobs, chat_entries
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.sampling import FinishReason, SampledToken

@@ -3,7 +3,7 @@
 import random
 from typing import TypeVar
 
-from gateway.schema.common import MAX_SEED, GenerationBody, TandemOptions
+from gateway.schema.generation import MAX_SEED, GenerationBody, TandemOptions
 from shared.errors import ContextLengthError, InvalidRequestError
 from shared.types.options import Mode, RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions

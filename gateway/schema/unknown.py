@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from gateway.schema.chat import ChatBody
-from gateway.schema.common import ACCEPTED_WITHOUT_EFFECT, Body, GenerationBody
+from gateway.schema.generation import ACCEPTED_WITHOUT_EFFECT, Body, GenerationBody
 from shared.errors import InvalidRequestError
 
 IGNORED_HEADER = "x-ignored-params"
