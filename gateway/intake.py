@@ -10,8 +10,8 @@ from typing import Any
 
 from gateway.job import GenerationJob
 from gateway.schema.chat import ChatBody
-from gateway.schema.generation import GenerationBody
 from gateway.schema.completions import CompletionBody
+from gateway.schema.generation import GenerationBody
 from gateway.schema.translate import (
     check_token_id,
     fit_context,

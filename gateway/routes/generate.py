@@ -23,8 +23,8 @@ from gateway.routes.json_response import json_response
 from gateway.routes.names import REQUEST_ID_HEADER, origin_of
 from gateway.routes.stream import CLIENT_CLOSED, EventStream, StreamEnd
 from gateway.schema.chat import ChatBody
-from gateway.schema.generation import GenerationBody
 from gateway.schema.completions import CompletionBody
+from gateway.schema.generation import GenerationBody
 from gateway.schema.parse import parse_body
 from gateway.schema.replies import (
     ChatFormat,
