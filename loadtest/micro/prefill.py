@@ -117,7 +117,6 @@ def bench_prefill(
     parity = _check_parity(peer, arms[_FULL])
     progress(f"largest difference of a logit: {parity['max_difference']:.2e}")
     last, seconds = _alternate(peer, arms, repeats=repeats, progress=progress)
-    geometry = loaded.model.geometry()
     return {
         "benchmark": "prefill",
         "model": loaded.name,
@@ -128,27 +127,31 @@ def bench_prefill(
         "attention": probe_attention(loaded.model.device).backend.name,
         "pruning": _plain(base),
         "parity": parity,
-        "arms": {
-            _PEER: {"seconds": spread(seconds[_PEER]), "runs": seconds[_PEER]},
-            **{
-                name: {
-                    "seconds": spread(seconds[name]),
-                    "runs": seconds[name],
-                    **_left(captured, geometry),
-                }
-                for name, captured in last.items()
-            },
-        },
-        "ratio_to_transformers": {
-            name: paired_ratios(seconds[name], seconds[_PEER]) for name in arms
-        },
-        "ratio_to_full": {name: paired_ratios(seconds[name], seconds[_FULL]) for name in arms},
+        **_figures(last, seconds, geometry=loaded.model.geometry()),
         **provenance(
             command=f"tandem bench prefill --model {model} --tokens {tokens} --keep "
             f"{','.join(f'{rate:g}' for rate in keep)}"
             + ("" if lp is None else f" --lp {lp}")
             + f" --repeats {repeats}"
         ),
+    }
+
+
+def _figures(
+    last: dict[str, CapturedPrefill], seconds: dict[str, list[float]], *, geometry: KvGeometry
+) -> dict[str, Any]:
+    """What every arm took and left, and the paired ratios."""
+    arms: dict[str, dict[str, Any]] = {
+        name: {"seconds": spread(taken), "runs": taken} for name, taken in seconds.items()
+    }
+    for name, captured in last.items():
+        arms[name] |= _left(captured, geometry)
+    return {
+        "arms": arms,
+        "ratio_to_transformers": {
+            name: paired_ratios(seconds[name], seconds[_PEER]) for name in last
+        },
+        "ratio_to_full": {name: paired_ratios(seconds[name], seconds[_FULL]) for name in last},
     }
 
 
