@@ -220,6 +220,8 @@ class TableModel(RuleBasedStateMachine):
             return
         self.parts.table.begin_commit(slot.granted)
         assert self.parts.table.abort(key)
+        assert self.parts.table.holds(key), "the copy still uses slab and pages"
+        assert self.parts.slab.is_writable(*slot.lease)
         slot.granted.adopted = self.parts.adopted(slot.granted)
         with pytest.raises(StaleWriteError):
             self.parts.table.end_commit(slot.granted)
@@ -255,6 +257,33 @@ class TableModel(RuleBasedStateMachine):
             self.end(key)
         if slot is not None:
             assert drained == (slot.lease not in self.quarantined)
+
+    @rule(key=KEYS, to=st.sampled_from(["streaming", "sealed", "adopted", "running"]))
+    def whole_way(self, key: HandoffKey, to: str) -> None:
+        """Common runs in one rule, so that the rare endings after them are reached often."""
+        if key in self.live or key in self.ended:
+            return
+        answer = self.parts.table.reserve(reserve_spec(key))
+        if isinstance(answer, Busy):
+            return
+        slot = self.live[key] = _Slot(answer, self.now + LEASE)
+        data = memoryview(key.handoff_id.encode())
+        table, (number, generation) = self.parts.table, slot.lease
+        table.write(slot=number, generation=generation, offset=0, data=data)
+        slot.state, slot.writer = "streaming", True
+        if to == "streaming":
+            return
+        table.writer_closed(*slot.lease, clean=True)
+        slot.state, slot.writer = "sealed", False
+        if to == "sealed":
+            return
+        table.begin_commit(answer)
+        answer.adopted = self.parts.adopted(answer)
+        table.end_commit(answer)
+        slot.state, slot.deadline = "adopted", self.now + ADOPT
+        if to == "running":
+            table.claim(key)
+            slot.state, slot.deadline = "running", None
 
     @rule(seconds=st.sampled_from([1.0, 9.0, 11.0, 25.0, 61.0]))
     def time_passes(self, seconds: float) -> None:
@@ -311,8 +340,8 @@ class TableModel(RuleBasedStateMachine):
 
 TestReservationTable = TableModel.TestCase
 TestReservationTable.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
+    max_examples=100,
+    stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -343,3 +372,23 @@ def test_prompt_kv_is_what_an_adoption_needs() -> None:
     granted = parts.table.reserve(reserve_spec(HandoffKey("h")))
     assert isinstance(granted, Reservation)
     assert isinstance(parts.adopted(granted).prompt, PromptKv)
+
+
+def test_asking_again_renews_the_lease() -> None:
+    parts = make_parts(lease_s=LEASE)
+    spec = reserve_spec(HandoffKey("h"))
+    granted = parts.table.reserve(spec)
+    assert isinstance(granted, Reservation)
+    parts.clock.now += LEASE - 1
+    assert parts.table.lease_ms(granted) == 1000
+    parts.table.reserve(spec)
+    parts.clock.now += LEASE - 1
+    parts.table.reap()
+    assert parts.table.holds(spec.handoff)
+    parts.table.heartbeat(granted.lease.slot, granted.lease.generation)
+    parts.clock.now += LEASE - 1
+    parts.table.reap()
+    assert parts.table.holds(spec.handoff)
+    parts.clock.now += 1
+    parts.table.reap()
+    assert not parts.table.holds(spec.handoff)
