@@ -129,10 +129,7 @@ def bench_prefill(
         "parity": parity,
         **_figures(last, seconds, geometry=loaded.model.geometry()),
         **provenance(
-            command=f"tandem bench prefill --model {model} --tokens {tokens} --keep "
-            f"{','.join(f'{rate:g}' for rate in keep)}"
-            + ("" if lp is None else f" --lp {lp}")
-            + f" --repeats {repeats}"
+            command=_command(model=model, tokens=tokens, keep=keep, lp=lp, repeats=repeats)
         ),
     }
 
@@ -153,6 +150,15 @@ def _figures(
         },
         "ratio_to_full": {name: paired_ratios(seconds[name], seconds[_FULL]) for name in last},
     }
+
+
+def _command(*, model: str, tokens: int, keep: list[float], lp: int | None, repeats: int) -> str:
+    rates = ",".join(f"{rate:g}" for rate in keep)
+    depth = "" if lp is None else f" --lp {lp}"
+    return (
+        f"tandem bench prefill --model {model} --tokens {tokens} --keep {rates}{depth} "
+        f"--repeats {repeats}"
+    )
 
 
 def _arm_name(rate: float) -> str:
