@@ -92,9 +92,9 @@ def bench_prefill(
         repeats: runs of each arm.
         progress: is told what happens, one line at a time.
 
-    Returns: A JSON-ready object: parity, arms (seconds, kept_tokens, kv_bytes, select_seconds),
-    ratio_to_transformers and ratio_to_full (paired, smaller is faster), pruning, and the provenance
-    of the run.
+    Returns:
+        A JSON-ready object: parity, arms (seconds, kept_tokens, kv_bytes, select_seconds),
+        ratio_to_transformers and ratio_to_full (paired, smaller is faster), pruning, provenance.
 
     Raises:
         ConfigError: a size, a rate or the pruning layer does not fit.
