@@ -104,9 +104,12 @@ class LayerSteps:
     ) -> Tensor:
         """Runs the rest of a layer for some tokens whose keys and values are in `kv`, [N, E].
 
-        Args: layer: the layer. x_NE: its input at the chosen tokens. rope: the table of those
-        tokens. kv: keys and values of the whole prompt; key s is at position s. positions_N:
-        positions of the chosen tokens, ascending; each sees the keys up to its own.
+        Args:
+            layer: the layer.
+            x_NE: its input at the chosen tokens.
+            rope: the table of those tokens.
+            kv: keys and values of the whole prompt; key s is at position s.
+            positions_N: positions of the chosen tokens, ascending; each sees keys up to its own.
         """
         out_NE = torch.empty_like(x_NE)
         for rows in self._blocks(x_NE.shape[0]):
