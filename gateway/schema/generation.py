@@ -29,6 +29,11 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+_StopStrings = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS)
+]
+
+
 class Body(BaseModel):
     """Base of every object in a request: no coercion, no NaN, unknown fields are kept aside."""
 
@@ -67,11 +72,7 @@ class GenerationBody(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
-    stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]] | None,
-        BeforeValidator(_as_list),
-        Field(max_length=MAX_STOP_STRINGS),
-    ] = None
+    stop: Annotated[_StopStrings | None, BeforeValidator(_as_list)] = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None

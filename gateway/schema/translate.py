@@ -10,6 +10,8 @@ from shared.types.sampling import SamplingParams, StopConditions
 
 T = TypeVar("T")
 
+_MAX_DIGITS = 20
+
 
 def sampling_of(body: GenerationBody, *, vocab_size: int) -> SamplingParams:
     """Sampling parameters; a seed is drawn when the client gave none.
@@ -115,8 +117,10 @@ def _biases(given: dict[str, float], vocab_size: int) -> tuple[tuple[int, float]
                 f"logit_bias has the key {key[:32]!r}, which is not a token id; use decimal ids",
                 param="logit_bias",
             )
-        check_token_id(int(key[:20]), vocab_size=vocab_size, param="logit_bias")
-        biases.append((int(key), bias))
+        # A longer number is no id, and from some length on not even one that Python reads.
+        token_id = int((key.lstrip("0") or "0")[:_MAX_DIGITS])
+        check_token_id(token_id, vocab_size=vocab_size, param="logit_bias")
+        biases.append((token_id, bias))
     return tuple(biases)
 
 

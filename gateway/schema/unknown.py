@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from itertools import islice
 
 from gateway.schema.chat import ChatBody
 from gateway.schema.generation import ACCEPTED_WITHOUT_EFFECT, Body, GenerationBody
@@ -22,16 +23,17 @@ def check_unknown(body: GenerationBody, *, strict: bool) -> dict[str, str]:
     Raises:
         InvalidRequestError: `strict` and there is one.
     """
-    found = list(_unknown(body))
+    found = list(islice(_unknown(body), _MAX_NAMES))
     if not found:
         return {}
-    hints = [f"{name} -> {near}" for name, known in found if (near := _nearest(name, known))]
     if strict:
-        hint = f"; did you mean {hints[0].partition(' -> ')[2]}?" if hints else "; remove it"
-        raise InvalidRequestError(f"unknown field {found[0][0]}{hint}", param=found[0][0])
-    headers = {IGNORED_HEADER: ", ".join(_clean(name) for name, _ in found[:_MAX_NAMES])}
+        name, near = found[0][0], _nearest(*found[0])
+        hint = f"did you mean {near}?" if near else "remove it"
+        raise InvalidRequestError(f"unknown field {name}; {hint}", param=name)
+    hints = [f"{name} -> {near}" for name, known in found if (near := _nearest(name, known))]
+    headers = {IGNORED_HEADER: ", ".join(_clean(name) for name, _ in found)}
     if hints:
-        headers[HINT_HEADER] = ", ".join(_clean_hint(hint) for hint in hints[:_MAX_NAMES])
+        headers[HINT_HEADER] = ", ".join(_clean_hint(hint) for hint in hints)
     return headers
 
 

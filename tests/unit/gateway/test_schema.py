@@ -1,6 +1,7 @@
 """Bodies, ignored fields, translation, and reply details."""
 
 import math
+import time
 from typing import Any
 
 import orjson
@@ -54,6 +55,23 @@ def test_stop_ids_and_ignored_eos() -> None:
     body = chat(ignore_eos=True, min_tokens=9)
     stop = stop_of(body, max_tokens=7, eos_ids=(3,), vocab_size=10)
     assert (stop.token_ids, stop.min_tokens) == ((), 7)
+
+
+def test_stop_may_be_null() -> None:
+    assert chat(stop=None).stop is None
+    assert refused(stop=["x"] * 17).param == "stop"
+
+
+@pytest.mark.parametrize("key", ["0" * 5_000 + "3", "3"])
+def test_a_biased_id_may_have_leading_zeros(key: str) -> None:
+    assert sampling_of(chat(logit_bias={key: 1.5}), vocab_size=10).logit_bias == ((3, 1.5),)
+
+
+@pytest.mark.parametrize("key", ["9" * 5_000, "0" * 30 + "10", "10", "-1", "\u0663"])
+def test_a_biased_id_must_be_one(key: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        sampling_of(chat(logit_bias={key: 1.5}), vocab_size=10)
+    assert caught.value.param == "logit_bias"
 
 
 def test_options() -> None:
@@ -123,6 +141,14 @@ def test_strict_names_the_field() -> None:
 def test_many_unknown_names_stay_bounded() -> None:
     headers = check_unknown(chat(**{f"unknown_{i}" * 30: i for i in range(500)}), strict=False)
     assert all(len(value) < 3000 for value in headers.values())
+
+
+def test_very_many_unknown_names_cost_little() -> None:
+    body = chat(**{f"max_tok{i}": i for i in range(50_000)})
+    began = time.process_time()
+    headers = check_unknown(body, strict=False)
+    assert time.process_time() - began < 0.5
+    assert headers["x-ignored-params"].count(",") < 16
 
 
 def test_fit_context() -> None:
