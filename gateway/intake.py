@@ -110,6 +110,7 @@ class Intake:
             InvalidRequestError: unknown model, no chat template, or it does not fit.
         """
         self.check_model(body.model)
+        self.refuse_too_many(len(body.messages))
         ids = await self.encode_chat(
             [message.for_template() for message in body.messages], body.template_variables()
         )
@@ -167,6 +168,20 @@ class Intake:
                 f"This model's maximum context length is {limit} tokens, but the {param} has "
                 f"{len(text)} characters, which are at least {tokens} tokens. Shorten the {param}.",
                 param=param,
+            )
+
+    def refuse_too_many(self, messages: int) -> None:
+        """Looks at a conversation before any work is done for its single messages.
+
+        Raises:
+            ContextLengthError: even with a token each they cannot fit.
+        """
+        limit = self.max_model_len()
+        if messages > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens, but there are {messages} "
+                "messages, which are at least as many tokens. Shorten the messages.",
+                param="messages",
             )
 
     def checked_ids(self, ids: Sequence[int], *, param: str) -> list[int]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -42,6 +42,9 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 MakeFormat = Callable[..., ReplyFormat]
+B = TypeVar("B", bound=GenerationBody)
+
+_PARSE_AT_ONCE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +117,13 @@ class GenerateRoutes:
         return json_response(prepared.format.whole(answer), headers=headers)
 
     async def _prepare_chat(self, raw: bytes, origin: Origin) -> Prepared:
-        body = parse_body(raw, ChatBody)
+        body = await _parsed(raw, ChatBody)
         headers = check_unknown(body, strict=self._config.strict_params)
         job = await self._intake.chat_job(body, origin)
         return self._prepared([job], body, headers, make=ChatFormat, prefix="chatcmpl")
 
     async def _prepare_completion(self, raw: bytes, origin: Origin) -> Prepared:
-        body = parse_body(raw, CompletionBody)
+        body = await _parsed(raw, CompletionBody)
         headers = check_unknown(body, strict=self._config.strict_params)
         jobs = await self._intake.completion_jobs(body, origin)
         return self._prepared(jobs, body, headers, make=CompletionFormat, prefix="cmpl")
@@ -199,6 +202,13 @@ class GenerateRoutes:
         )
         if refused is not None:
             self._observer.rejected(refused["error"]["code"])
+
+
+async def _parsed(raw: bytes, cls: type[B]) -> B:
+    """Checks a large body beside the loop: it takes long enough to stall other streams."""
+    if len(raw) <= _PARSE_AT_ONCE_BYTES:
+        return parse_body(raw, cls)
+    return await asyncio.to_thread(parse_body, raw, cls)
 
 
 async def stream_frames(

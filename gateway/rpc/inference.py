@@ -107,6 +107,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             case "text" if request.text:
                 return await self._intake.encode_text(request.text, param="text"), "text"
             case "conversation" if request.conversation.messages:
+                self._intake.refuse_too_many(len(request.conversation.messages))
                 turns = [
                     {"role": message.role, "content": message.content}
                     for message in request.conversation.messages

@@ -43,8 +43,10 @@ def stop_of(
         InvalidRequestError: a stop id is outside the vocabulary.
     """
     given = body.stop_token_ids or []
-    for index, token_id in enumerate(given):
-        check_token_id(token_id, vocab_size=vocab_size, param=f"stop_token_ids.{index}")
+    if given:
+        largest = max(given)
+        param = f"stop_token_ids.{given.index(largest)}"
+        check_token_id(largest, vocab_size=vocab_size, param=param)
     ids = set(given) if body.ignore_eos else set(given) | set(eos_ids)
     return StopConditions(
         max_tokens=max_tokens,

@@ -125,6 +125,27 @@ async def test_table_of_bad_requests(rig: Rig) -> None:
     assert (await rig.chat()).status_code == 200
 
 
+async def test_more_messages_than_context_are_not_rendered(rig: Rig) -> None:
+    messages = [{"role": "user", "content": ""}] * (MAX_POSITION + 1)
+    error = error_of(await rig.chat(messages=messages))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert "maximum context length is" in error["message"]
+
+
+async def test_the_search_for_a_nan_in_a_large_body_stalls_nobody(rig: Rig) -> None:
+    raw = b'{"prompt": "hi", "x": [' + b"[]," * 300_000 + b"NaN]}"
+    began = last = asyncio.get_running_loop().time()
+    longest = 0.0
+    call = asyncio.ensure_future(rig.http.post(COMPLETIONS, content=raw))
+    while not call.done():
+        await asyncio.sleep(0.005)
+        now = asyncio.get_running_loop().time()
+        longest, last = max(longest, now - last), now
+    error = error_of(call.result())
+    assert (error["code"], error["param"]) == ("invalid_value", "x.300000")
+    assert longest < 0.5 * (last - began)
+
+
 async def test_hopelessly_long_text_is_not_encoded(rig: Rig) -> None:
     for response, param in (
         (await rig.complete(prompt="x" * 4_000_000), "prompt"),
