@@ -17,8 +17,9 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
-from shared.errors import InternalError, TandemError
+from shared.errors import InternalError, InvalidRequestError, TandemError
 from shared.rpc.status import NEUTRAL_MESSAGE, abort_with, error_from_rpc
 from shared.telemetry.logs import log_context
 
@@ -221,6 +222,25 @@ def _as_coroutine(handler: Callable[..., Any]) -> Behaviour:
     return write_all
 
 
+def _parsing(inner: Behaviour, deserialize: Callable[[bytes], object] | None) -> Behaviour:
+    """Reads the request inside the call: what cannot be read is the caller's mistake, not ours."""
+    if deserialize is None:
+        return inner
+
+    async def parsed(raw: object, context: Context) -> object:
+        assert isinstance(raw, bytes), "grpc hands over what it received"
+        try:
+            request = deserialize(raw)
+        except DecodeError as error:
+            raise InvalidRequestError(
+                f"the request of {len(raw)} bytes is no message of this method: it was damaged, or "
+                "made from other protos; generate the stubs from the protos of this version"
+            ) from error
+        return await inner(request, context)
+
+    return parsed
+
+
 def _rewrap(
     handler: grpc.RpcMethodHandler[Any, Any], around: Callable[[Behaviour], Behaviour]
 ) -> grpc.RpcMethodHandler[Any, Any]:
@@ -230,11 +250,13 @@ def _rewrap(
         (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
         (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
     )
+    of_stream = handler.request_deserializer if handler.request_streaming else None
+    of_one = None if handler.request_streaming else handler.request_deserializer
     for inner, make in kinds:
         if inner is not None:
             wrapped: grpc.RpcMethodHandler[Any, Any] = make(
-                around(_as_coroutine(inner)),
-                request_deserializer=handler.request_deserializer,
+                around(_parsing(_as_coroutine(inner), of_one)),
+                request_deserializer=of_stream,
                 response_serializer=handler.response_serializer,
             )
             return wrapped

@@ -104,6 +104,37 @@ async def test_our_errors_keep_their_code(kind: str) -> None:
         assert lines == []
 
 
+@pytest.mark.parametrize("make", ["unary_unary", "unary_stream"])
+async def test_a_request_that_cannot_be_read_is_the_callers_mistake(make: str) -> None:
+    async def unary_unary(_request: object, _context: object) -> bytes:
+        return b"read"
+
+    async def unary_stream(_request: object, _context: object) -> AsyncIterator[bytes]:
+        yield b"read"
+
+    behaviour = {"unary_unary": unary_unary, "unary_stream": unary_stream}[make]
+    handler = getattr(grpc, f"{make}_rpc_method_handler")(
+        behaviour, request_deserializer=health_pb2.HealthCheckRequest.FromString
+    )
+    server = build_server(host="127.0.0.1", port=0, service_names=[SERVICE])
+    handlers = grpc.method_handlers_generic_handler(SERVICE, {make: handler})
+    server.server.add_generic_rpc_handlers((handlers,))
+    await server.start()
+    channel = open_channel(server.address)
+
+    async def ask(request: bytes) -> object:
+        call = getattr(channel, make)(f"/{SERVICE}/{make}")(request)
+        return await (call if make == "unary_unary" else call.read())
+
+    with capture_logs() as lines, pytest.raises(grpc.aio.AioRpcError) as caught:
+        await ask(b"\x0a\xff")
+    assert type(error_from_rpc(caught.value)) is InvalidRequestError
+    assert lines == []
+    assert await ask(b"") == b"read"
+    await channel.close()
+    await server.stop()
+
+
 @KINDS
 async def test_unforeseen_exceptions_are_neutral_and_logged_once(kind: str) -> None:
     async def act(_request: bytes) -> bytes:
