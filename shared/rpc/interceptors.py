@@ -143,8 +143,8 @@ class ErrorInterceptor(_AroundCalls):
         async def mapped(request: object, context: Context) -> object:
             try:
                 return await inner(request, context)
-            except grpc.aio.AbortError:
-                raise
+            except (grpc.aio.AbortError, grpc.aio.InternalError):
+                raise  # ended already, or by a caller that has left: grpc tells them apart
             except InternalError as error:
                 _log.exception("internal error", method=details.method)
                 await abort_with(context, error)

@@ -1,11 +1,13 @@
-"""The receiving end of the gRPC transport: checks frames and hands them to a slab writer."""
+"""The receiving end of the gRPC transport: checks frames and hands them to a slab writer.
+
+Refusals are raised; the server's interceptors make statuses of them.
+"""
 
 import grpc
 import grpc.aio
 
 from protos.tandem.v1 import transfer_pb2
-from shared.errors import StaleWriteError, TandemError, TransportError
-from shared.rpc.status import abort_with
+from shared.errors import StaleWriteError, TransportError
 from shared.transport.base import DEFAULT_CREDITS, MAX_CHUNK_BYTES, SlabWriter
 from shared.transport.frames import Frame, FrameKind, decode_frame
 from shared.transport.hello import Peer, check_peer
@@ -36,7 +38,7 @@ class TransferReceiver:
     async def hello(
         self,
         request: transfer_pb2.HelloRequest,
-        context: grpc.aio.ServicerContext[transfer_pb2.HelloRequest, transfer_pb2.HelloResponse],
+        _context: grpc.aio.ServicerContext[transfer_pb2.HelloRequest, transfer_pb2.HelloResponse],
     ) -> transfer_pb2.HelloResponse:
         """Compares both sides and introduces this one."""
         other = Peer(
@@ -44,10 +46,7 @@ class TransferReceiver:
             incarnation=request.incarnation,
             protocol=request.protocol,
         )
-        try:
-            check_peer(self._own, other)
-        except TransportError as error:
-            await abort_with(context, error)
+        check_peer(self._own, other)
         return transfer_pb2.HelloResponse(
             protocol=self._own.protocol,
             model=identity_to_pb(self._own.model),
@@ -80,8 +79,6 @@ class TransferReceiver:
                 "the stream ended without an end frame: the sender stopped half-way; "
                 "nothing can be committed from it"
             )
-        except TandemError as error:
-            await abort_with(context, error)
         finally:
             if lease is not None:
                 self._writer.writer_closed(lease[0], lease[1], clean=clean)

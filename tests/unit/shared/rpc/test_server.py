@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,7 +21,12 @@ from shared.errors import (
     InvalidRequestError,
 )
 from shared.rpc.channel import open_channel
-from shared.rpc.interceptors import REQUEST_ID_KEY, current_request_id, set_request_id
+from shared.rpc.interceptors import (
+    REQUEST_ID_KEY,
+    ErrorInterceptor,
+    current_request_id,
+    set_request_id,
+)
 from shared.rpc.server import RpcServer, build_server
 from shared.rpc.status import NEUTRAL_MESSAGE, error_from_rpc
 from tests.support.transfer_parts import until
@@ -133,6 +139,31 @@ async def test_a_request_that_cannot_be_read_is_the_callers_mistake(make: str) -
     assert await ask(b"") == b"read"
     await channel.close()
     await server.stop()
+
+
+async def test_an_error_for_a_caller_that_has_left_is_no_crash() -> None:
+    """grpc cannot send a status on a call that was cut, knows why, and wants its exception back."""
+
+    class Cut:
+        async def abort(self, *_status: object) -> None:
+            raise grpc.aio.InternalError("Failed execute_batch")
+
+    async def refuse(_request: object, _context: object) -> bytes:
+        raise InvalidRequestError("the stream has no end: it was cut; send it whole")
+
+    async def route(_details: object) -> Any:
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+    details: Any = SimpleNamespace(method=f"/{SERVICE}/UU", invocation_metadata=())
+    handler: Any = await ErrorInterceptor().intercept_service(route, details)
+    outer: Any = await ErrorInterceptor().intercept_service(lambda _: _done(handler), details)
+    with capture_logs() as lines, pytest.raises(grpc.aio.InternalError):
+        await outer.unary_unary(b"x", Cut())
+    assert lines == []
+
+
+async def _done(value: Any) -> Any:
+    return value
 
 
 @KINDS
