@@ -305,7 +305,9 @@ class _Parts:
         attention = probe_attention(model.device)
         self.model = model.identity(config.model_name or loaded.name)
         self.limits = ModelLimits(
-            vocab_size=model.config.vocab_size, max_model_len=_max_model_len(config, loaded)
+            vocab_size=model.config.vocab_size,
+            max_model_len=_max_model_len(config, loaded),
+            sparsity=loaded.profile.sparsity,
         )
         self.runner = PrefillRunner(
             model, attention=attention.backend, chunk_tokens=config.chunk_tokens

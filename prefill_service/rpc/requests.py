@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from prefill_service.engine.job import PromptRequest, Target
 from protos.tandem.v1 import prefill_pb2
 from shared.errors import ContextLengthError, InvalidRequestError
+from shared.types.effective import effective_sparsity
+from shared.types.methods import SparsityParams
 from shared.wire.identity import handoff_from_pb
 from shared.wire.options import options_from_pb
 from shared.wire.sampling import sampling_from_pb, stop_from_pb
@@ -22,6 +24,8 @@ class ModelLimits:
     """Token ids are below this."""
     max_model_len: int
     """Longest context in tokens, answer included."""
+    sparsity: SparsityParams
+    """The profile's page selection: a request that breaks it would fail after its prefill."""
 
 
 def prompt_from_pb(message: prefill_pb2.PrefillRequest, *, limits: ModelLimits) -> PromptRequest:
@@ -46,12 +50,14 @@ def prompt_from_pb(message: prefill_pb2.PrefillRequest, *, limits: ModelLimits) 
     forced = message.forced_first_token if message.HasField("forced_first_token") else None
     if forced is not None:
         _check_ids((forced,), limits, param="forced_first_token")
+    options = options_from_pb(message.options)
+    effective_sparsity(limits.sparsity, options)
     return PromptRequest(
         key=key,
         token_ids=token_ids,
         sampling=sampling,
         stop=stop,
-        options=options_from_pb(message.options),
+        options=options,
         targets=targets_from_pb(message.targets),
         deadline_s=message.deadline_ms / 1000 if message.deadline_ms else None,
         forced_first_token=forced,

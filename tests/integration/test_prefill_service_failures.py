@@ -210,6 +210,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"sampling": {"logit_bias": [{"token_id": 600}]}}, InvalidRequestError, "logit_bias"),
     ({"options": {"keep_rate": float("inf")}}, InvalidRequestError, "tandem.keep_rate"),
     ({"options": {"mode": 9}}, InvalidRequestError, "tandem.mode"),
+    ({"options": {"page_budget": 5}}, InvalidRequestError, "tandem.page_budget"),
+    ({"options": {"recency_pages": 63}}, InvalidRequestError, "tandem.page_budget"),
+    ({"options": {"recency_pages": 0}}, InvalidRequestError, "tandem.recency_pages"),
     ({"forced_first_token": 512}, InvalidRequestError, "forced_first_token"),
 ]
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from decode_service.engine.effective import effective_policy, effective_sparsity
+from decode_service.engine.effective import effective_policy
 from shared.errors import InvalidRequestError
+from shared.types.effective import effective_sparsity
 from shared.types.methods import SparsityParams
 from shared.types.options import Mode, RequestOptions
 
