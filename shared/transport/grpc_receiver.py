@@ -7,10 +7,11 @@ import grpc
 import grpc.aio
 
 from protos.tandem.v1 import transfer_pb2
-from shared.errors import StaleWriteError, TransportError
+from shared.errors import StaleWriteError, TandemError, TransportError
 from shared.transport.base import DEFAULT_CREDITS, MAX_CHUNK_BYTES, SlabWriter
 from shared.transport.frames import Frame, FrameKind, decode_frame
 from shared.transport.hello import Peer, check_peer
+from shared.wire.errors import error_to_pb
 from shared.wire.identity import identity_from_pb, identity_to_pb
 
 SERVICE_NAME = transfer_pb2.DESCRIPTOR.services_by_name["TransferService"].full_name
@@ -63,10 +64,13 @@ class TransferReceiver:
         owed = 0
         try:
             while isinstance(message := await context.read(), bytes):
-                frame = decode_frame(message)
-                if lease is None:
-                    lease = (frame.slot, frame.generation)
-                written += self._take(frame, lease)
+                try:
+                    frame = decode_frame(message)
+                    lease = lease or (frame.slot, frame.generation)
+                    written += self._take(frame, lease)
+                except TandemError as error:
+                    await context.write(_answer(written=written, refused=error))
+                    raise
                 if frame.kind is FrameKind.END:
                     clean = True
                     await context.write(_answer(written=written, drained=True))
@@ -129,7 +133,16 @@ def add_transfer_service(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
 
-def _answer(*, written: int, new_credits: int = 0, drained: bool = False) -> bytes:
+def _answer(
+    *,
+    written: int,
+    new_credits: int = 0,
+    drained: bool = False,
+    refused: TandemError | None = None,
+) -> bytes:
     return transfer_pb2.PushResponse(
-        credits=new_credits, written_bytes=written, drained=drained
+        credits=new_credits,
+        written_bytes=written,
+        drained=drained,
+        refused=None if refused is None else error_to_pb(refused),
     ).SerializeToString()

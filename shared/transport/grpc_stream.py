@@ -11,7 +11,13 @@ import time
 import grpc.aio
 
 from protos.tandem.v1 import transfer_pb2
-from shared.errors import ConfigError, HandoffError, TandemError, TransportError
+from shared.errors import (
+    ConfigError,
+    HandoffError,
+    StaleWriteError,
+    TandemError,
+    TransportError,
+)
 from shared.rpc.channel import open_channel
 from shared.rpc.status import error_from_rpc
 from shared.transport.base import (
@@ -233,6 +239,8 @@ class GrpcSender:
         try:
             async for raw in call:
                 answer = transfer_pb2.PushResponse.FromString(raw)
+                if answer.HasField("refused"):
+                    await self._fail(StaleWriteError(answer.refused.message))
                 async with self._changed:
                     self._credits += answer.credits
                     self._written_bytes = answer.written_bytes

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.tandem.v1 import common_pb2 as protos_dot_tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/tandem/v1/transfer.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"^\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\x89\x01\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x63redits\x18\x04 \x01(\r\x12\x17\n\x0fmax_chunk_bytes\x18\x05 \x01(\r\"\x1c\n\x0bPushRequest\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\"G\n\x0cPushResponse\x12\x0f\n\x07\x63redits\x18\x01 \x01(\r\x12\x15\n\rwritten_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x64rained\x18\x03 \x01(\x08\x32\x8a\x01\n\x0fTransferService\x12:\n\x05Hello\x12\x17.tandem.v1.HelloRequest\x1a\x18.tandem.v1.HelloResponse\x12;\n\x04Push\x12\x16.tandem.v1.PushRequest\x1a\x17.tandem.v1.PushResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/tandem/v1/transfer.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"^\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\x89\x01\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x63redits\x18\x04 \x01(\r\x12\x17\n\x0fmax_chunk_bytes\x18\x05 \x01(\r\"\x1c\n\x0bPushRequest\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\"p\n\x0cPushResponse\x12\x0f\n\x07\x63redits\x18\x01 \x01(\r\x12\x15\n\rwritten_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x64rained\x18\x03 \x01(\x08\x12\'\n\x07refused\x18\x04 \x01(\x0b\x32\x16.tandem.v1.ErrorDetail2\x8a\x01\n\x0fTransferService\x12:\n\x05Hello\x12\x17.tandem.v1.HelloRequest\x1a\x18.tandem.v1.HelloResponse\x12;\n\x04Push\x12\x16.tandem.v1.PushRequest\x1a\x17.tandem.v1.PushResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,7 +39,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUSHREQUEST']._serialized_start=313
   _globals['_PUSHREQUEST']._serialized_end=341
   _globals['_PUSHRESPONSE']._serialized_start=343
-  _globals['_PUSHRESPONSE']._serialized_end=414
-  _globals['_TRANSFERSERVICE']._serialized_start=417
-  _globals['_TRANSFERSERVICE']._serialized_end=555
+  _globals['_PUSHRESPONSE']._serialized_end=455
+  _globals['_TRANSFERSERVICE']._serialized_start=458
+  _globals['_TRANSFERSERVICE']._serialized_end=596
 # @@protoc_insertion_point(module_scope)

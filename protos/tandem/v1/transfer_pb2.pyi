@@ -123,22 +123,30 @@ class PushResponse(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
     """Chunks that may be sent in addition."""
     written_bytes: _builtins.int
     """Bytes written to the slab so far."""
     drained: _builtins.bool
     """True in answer to an end frame: everything sent is in the slab."""
+    @_builtins.property
+    def refused(self) -> _common_pb2.ErrorDetail:
+        """A frame was refused; last answer. The status of the call says the same, but a write that is under way
+        when the call ends keeps the sender from reading it.
+        """
+
     def __init__(
         self,
         *,
         credits: _builtins.int = ...,
         written_bytes: _builtins.int = ...,
         drained: _builtins.bool = ...,
+        refused: _common_pb2.ErrorDetail | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "drained", b"drained", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "drained", b"drained", "refused", b"refused", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

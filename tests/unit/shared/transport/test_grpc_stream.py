@@ -1,6 +1,7 @@
 """What only the gRPC transport can get wrong: streams, credits, corruption, peers that die."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -104,6 +105,24 @@ async def test_a_stream_serves_one_lease() -> None:
         _, second = end.grant(8)
         frames = [_frame(grant, FrameKind.DATA, payload=b"abc") for grant in (first, second)]
         assert isinstance(await _refused(end, frames), StaleWriteError)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 4, 5, 6])
+async def test_the_reason_of_a_refusal_survives_a_write_under_way(frames: int) -> None:
+    async with receiver("grpc", slab_bytes=40 * 2**20) as end:
+        left = itertools.count(frames, -1)
+
+        def refuse(**_chunk: object) -> None:
+            if next(left) == 0:
+                raise StaleWriteError("the lease ran out: too slow; start a new attempt")
+
+        end.writer.write = refuse  # type: ignore[method-assign]
+        _, grant = end.grant(30 * 2**20)
+        sender = end.transport.sender()
+        await sender.open(address=end.address, grant=grant)
+        with pytest.raises(StaleWriteError, match="the lease ran out"):
+            await sender.write(0, bytes(30 * 2**20))
+        await sender.abort()
 
 
 async def test_hello_names_another_protocol() -> None:
