@@ -243,7 +243,11 @@ class DecodeServer:
         """Present load."""
         core = self.core
         return measure_load(
-            core.worker, cache=core.memory.cache, slab=core.memory.slab, rate=self._rate
+            core.worker,
+            cache=core.memory.cache,
+            slab=core.memory.slab,
+            rate=self._rate,
+            max_batch=self.config.max_batch,
         )
 
     def begin_drain(self, timeout_s: float | None = None) -> None:

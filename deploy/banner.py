@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from deploy.cluster import Endpoints
 from deploy.config import UpConfig
@@ -45,7 +43,7 @@ async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
     """Prints addresses, model, both methods' parameters, KV capacity and backends."""
     workers = [await ask_worker(line) for line in (*endpoints.prefill, *endpoints.decode)]
     info = workers[0].info
-    table = Table(show_header=False, box=None, pad_edge=False)
+    console = Console(highlight=False, markup=False)
     for name, text in (
         ("REST", f"{endpoints.url}/v1"),
         ("gRPC", f"{endpoints.gateway.grpc} (tandem.v1.InferenceService, reflection)"),
@@ -57,8 +55,7 @@ async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
         ("try", f"curl {endpoints.url}/v1/models"),
         ("", f'tandem chat --url {endpoints.url} "Why is the sky blue?"'),
     ):
-        table.add_row(name, escape(text))
-    Console(soft_wrap=True, highlight=False).print(table)
+        console.print(f"{name:<8}  {text}", soft_wrap=True)
 
 
 def _methods(config: UpConfig) -> list[tuple[str, str]]:
@@ -81,14 +78,23 @@ def _methods(config: UpConfig) -> list[tuple[str, str]]:
 
 
 def _worker_text(facts: WorkerFacts) -> str:
-    info, load = facts.info, facts.load
+    info = facts.info
     parts = [
         f"{facts.line.address}  {info.worker_id}",
         f"{info.device}, attention {info.attention_backend}",
         f"transports {', '.join(info.transports)}",
     ]
-    if load.total_pages:
-        parts.append(f"{load.total_pages} KV pages in two length groups")
-    if load.total_slab_bytes:
-        parts.append(f"slab {load.total_slab_bytes / _MIB:.0f} MiB")
+    if facts.load.kv_tokens:
+        parts += capacity_texts(facts.load, context=info.max_model_len)
     return "; ".join(parts)
+
+
+def capacity_texts(load: control_pb2.GetLoadResponse, *, context: int) -> list[str]:
+    """What a decode worker's memory holds: tokens, requests at full context, rows, slab."""
+    fitting = load.kv_tokens / max(1, context)
+    return [
+        f"KV cache {load.kv_tokens:,} tokens in {load.total_pages:,} pages of two length groups",
+        f"{fitting:.1f} unpruned requests of {context:,} tokens at once",
+        f"{load.max_batch} sequences a step",
+        f"slab {load.total_slab_bytes / _MIB:.0f} MiB",
+    ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.worker import DecodeWorker
+from shared.kv.geometry import PAGE_SIZE
 from shared.kv.slab import Slab
 
 RATE_WINDOW_S = 10.0
@@ -36,6 +37,10 @@ class WorkerLoad:
     """Seconds without progress while there is work."""
     tokens_per_second: float
     """Recent rate."""
+    kv_tokens: int
+    """Tokens of unpruned context that the KV cache holds in all."""
+    max_batch: int
+    """Rows of one step at most."""
 
 
 class TokenRate:
@@ -70,7 +75,7 @@ class TokenRate:
 
 
 def measure_load(
-    worker: DecodeWorker, *, cache: PagedKvCache, slab: Slab, rate: TokenRate
+    worker: DecodeWorker, *, cache: PagedKvCache, slab: Slab, rate: TokenRate, max_batch: int
 ) -> WorkerLoad:
     """Takes a snapshot; on the event loop."""
     pools = [pool.pages for pool in cache.pools.values() if pool.layers]
@@ -85,4 +90,6 @@ def measure_load(
         total_slab_bytes=slab.total_bytes,
         stalled_seconds=worker.engine.stalled_seconds,
         tokens_per_second=rate.per_second(),
+        kv_tokens=min(pages.num_pages for pages in pools) * PAGE_SIZE,
+        max_batch=max_batch,
     )

@@ -98,6 +98,8 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             total_slab_bytes=load.total_slab_bytes,
             stalled_seconds=load.stalled_seconds,
             tokens_per_second=load.tokens_per_second,
+            kv_tokens=load.kv_tokens,
+            max_batch=load.max_batch,
         )
 
     async def Drain(

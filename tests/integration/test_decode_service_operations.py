@@ -97,6 +97,7 @@ async def test_control_health_reflection_and_admin_pages(
         assert load.free_pages == load.total_pages == 128
         assert load.free_slab_bytes == load.total_slab_bytes
         assert load.tokens_per_second > 0
+        assert (load.kv_tokens, load.max_batch) == (64 * 16, server.config.max_batch)
         health = health_pb2_grpc.HealthStub(peer.channel)
         for name in ("", "liveness", "readiness", "tandem.v1.DecodeService"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=name))

@@ -169,6 +169,8 @@ class GetLoadResponse(_message.Message):
     STALLED_SECONDS_FIELD_NUMBER: _builtins.int
     HELD_HANDOFFS_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     """True after Drain."""
     queued_requests: _builtins.int
@@ -191,6 +193,12 @@ class GetLoadResponse(_message.Message):
     """Sealed handoffs held for a resend."""
     tokens_per_second: _builtins.float
     """Recent tokens per second."""
+    kv_tokens: _builtins.int
+    """Tokens of unpruned context that the KV cache holds in all; divided by the longest context it
+    is the number of requests that fit at full length.
+    """
+    max_batch: _builtins.int
+    """Sequences that one decode step holds at most."""
     def __init__(
         self,
         *,
@@ -205,10 +213,12 @@ class GetLoadResponse(_message.Message):
         stalled_seconds: _builtins.float = ...,
         held_handoffs: _builtins.int = ...,
         tokens_per_second: _builtins.float = ...,
+        kv_tokens: _builtins.int = ...,
+        max_batch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_pages", b"free_pages", "free_slab_bytes", b"free_slab_bytes", "held_handoffs", b"held_handoffs", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests", "stalled_seconds", b"stalled_seconds", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "total_slab_bytes", b"total_slab_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_pages", b"free_pages", "free_slab_bytes", b"free_slab_bytes", "held_handoffs", b"held_handoffs", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests", "stalled_seconds", b"stalled_seconds", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "total_slab_bytes", b"total_slab_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
