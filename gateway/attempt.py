@@ -68,6 +68,8 @@ class Attempt:
         self._key = state.next_key()
         self._prefill_key = self._key
         self._targets = list(pair.decodes)
+        self._redeliveries = 0
+        self._computed = False
         self._sealed: Sealed | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._pruning = "not known"
@@ -105,6 +107,17 @@ class Attempt:
                 self._abandon()
 
     async def _prefill(self) -> AsyncGenerator[TextDelta, None]:
+        try:
+            async with aclosing(self._prefill_once()) as deltas:
+                async for delta in deltas:
+                    yield delta
+        except HandoffError as error:
+            if not self._computed:
+                raise
+            # The prompt was computed and is held: another delivery saves computing it again.
+            await self._redeliver(error, self._targets)
+
+    async def _prefill_once(self) -> AsyncGenerator[TextDelta, None]:
         state = self._state
         stream = self._services.prefill.prefill(
             self._pair.prefill.address, self._prefill_call(), timeout_s=state.remaining_s()
@@ -116,6 +129,7 @@ class Attempt:
                     case PrefillStarted():
                         self._started(event)
                     case FirstToken():
+                        self._computed = True
                         if state.first is None:
                             yield state.take_first(event.token)
                             if state.answer.reason is not None:
@@ -178,20 +192,28 @@ class Attempt:
             _log.warning("no counters of a complete answer", reason=error.message)
 
     async def _resend(self, error: TandemError) -> None:
-        """Another decode worker gets the KV that the prefill worker still holds."""
+        """Another decode worker, or the only one again, gets the KV that prefill still holds."""
         assert self._sealed is not None
-        self._services.workers.failed(self._sealed.target.worker_id, error)
-        self._tell_decode(self._sealed.target, self._key)
-        self._targets = [t for t in self._targets if t != self._sealed.target]
-        if not self._targets:
+        refused = self._sealed.target
+        self._services.workers.failed(refused.worker_id, error)
+        self._tell_decode(refused, self._key)
+        others = [target for target in self._targets if target != refused]
+        alive = [refused] if isinstance(error, HandoffError) else []
+        await self._redeliver(error, others or alive)
+
+    async def _redeliver(self, error: TandemError, targets: list[Target]) -> None:
+        """One more delivery under a new attempt; as many as there are decode workers at most."""
+        if not targets or self._redeliveries >= len(self._pair.decodes):
             raise error
+        self._redeliveries += 1
+        self._targets = targets
         _log.info("second delivery", reason=error.error_code, handoff_id=self._key.handoff_id)
         self._key = self._state.next_key()
         sealed = await self._services.prefill.resend(
             self._pair.prefill.address,
             self._prefill_key,
             new_attempt=self._key.attempt,
-            targets=self._targets,
+            targets=targets,
             timeout_s=self._state.remaining_s(),
         )
         self._take_sealed(sealed)

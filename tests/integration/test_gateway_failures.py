@@ -61,7 +61,8 @@ async def test_prefill_failure_is_retried(
         assert sum("role" in c["delta"] for f in frames[:-1] for c in f["choices"]) == 1
     else:
         assert response.json()["choices"][0]["message"]["content"] == DEFAULT_ANSWER
-    assert attempts(rig) == [1, 2]
+    # A second delivery that found nothing held has used up a number.
+    assert attempts(rig) == [1, 3 if (phase, action) == ("transfer", BROKEN) else 2]
     used = [call.worker_id for call in rig.simulation.calls if call.method == "Prefill"]
     assert used == ["p0", "p1"]
 
@@ -118,6 +119,34 @@ async def test_transfer_failure_after_the_first_token_is_an_error_frame(rig: Rig
     assert frames[-1]["error"]["type"] == "server_error"
     assert "[DONE]" not in frames
     assert sum("error" in frame for frame in frames) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_damaged_transfer_is_sent_again_and_not_computed_again(
+    folder: Path, stream: bool
+) -> None:
+    async with running_rig(folder) as rig:
+        rig.prefills[0].plan.at("delivery", BROKEN)
+        response = await rig.chat(stream=stream)
+        assert response.status_code == 200
+        assert (
+            joined_text(data_frames(response.content))
+            if stream
+            else response.json()["choices"][0]["message"]["content"]
+        ) == DEFAULT_ANSWER
+        assert attempts(rig) == [1]
+        assert [c.attempt for c in rig.simulation.calls if c.method == "Decode"] == [2]
+
+
+async def test_the_only_decode_worker_gets_a_lost_cache_again_but_not_for_ever(
+    folder: Path,
+) -> None:
+    async with running_rig(folder) as rig:
+        rig.decodes[0].plan.at("call", HandoffError("not adopted in time"), times=2)
+        response = await rig.chat()
+        assert response.json()["choices"][0]["message"]["content"] == DEFAULT_ANSWER
+        assert [c.attempt for c in rig.simulation.calls if c.method == "Decode"] == [1, 2, 3]
+        assert attempts(rig) == [1, 3]
 
 
 @pytest.mark.parametrize("action", [GONE, Die()], ids=["refuses", "dies"])

@@ -7,7 +7,7 @@ from typing import Any
 import grpc.aio
 
 from protos.tandem.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from shared.errors import ManifestError, OverloadedError, TandemError, UnavailableError
+from shared.errors import HandoffError, ManifestError, OverloadedError, TandemError
 from shared.rpc.channel import open_channel
 from shared.tokenizer.detokenizer import IncrementalDetokenizer
 from shared.tokenizer.stop_filter import StopFilter
@@ -85,6 +85,10 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
             yield prefill_pb2.PrefillResponse(failed=error_to_pb(action.error))
             return
         self._held[_name(request.handoff)] = prompt
+        action = await plan.reach("delivery", context)
+        if isinstance(action, FailEvent):
+            yield prefill_pb2.PrefillResponse(failed=error_to_pb(action.error))
+            return
         try:
             sealed = await self._deliver(request.handoff, prompt, request.targets)
         except TandemError as error:
@@ -131,7 +135,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         self._worker.simulation.record(self._worker.worker_id, "Resend", request.handoff)
         prompt = self._held.get(_name(request.handoff))
         if prompt is None:
-            raise UnavailableError("nothing is held under this name; start again", code="gone")
+            raise HandoffError("nothing is held under this name; start again")
         handoff = common_pb2.HandoffKey(
             handoff_id=request.handoff.handoff_id, attempt=request.new_attempt
         )
