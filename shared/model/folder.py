@@ -55,8 +55,7 @@ def write_model(
     _write_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_config)
     (folder / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
     save_file(dict(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    for path in folder.iterdir():
-        path.chmod(0o644)
+    _share_mode(folder)
     sums = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     _write_json(folder / CHECKSUM_FILE, sums)
 
@@ -67,8 +66,14 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _share_mode(folder: Path) -> None:
+    """Gives the weights, which come as 0600, and the folder the rights that the umask grants."""
+    mode = (folder / CONFIG_FILE).stat().st_mode & 0o666
+    (folder / WEIGHTS_FILE).chmod(mode)
+    folder.chmod(mode | 0o100 | (mode & 0o044) >> 2)
+
+
 def _take_place(work: Path, target: Path) -> None:
-    work.chmod(0o755)
     try:
         os.replace(work, target)
     except OSError:
