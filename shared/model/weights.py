@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from shared.errors import ModelLoadError
+from shared.errors import ConfigError, ModelLoadError
 from shared.model.catalog import resolve
 from shared.model.config import ModelConfig
 from shared.model.model_hash import model_hash
@@ -98,14 +98,23 @@ def _served_name(spec: str) -> str:
 
 def _check_device(device: str) -> None:
     try:
-        kind = torch.device(device).type
+        wanted = torch.device(device)
     except RuntimeError as error:
-        raise ModelLoadError(
+        raise ConfigError(
             f"device {device!r} is not one of PyTorch's; use cpu, cuda or cuda:N"
         ) from error
-    if kind == "cuda" and not torch.cuda.is_available():
+    if wanted.type != "cuda":
+        return
+    if not torch.cuda.is_available():
         raise ModelLoadError(
             f"device {device!r} was asked for, but PyTorch sees no CUDA device: there is no GPU, "
             "no driver, or a "
-            "CPU-only PyTorch; use --device cpu or install a CUDA build"
+            "CPU-only PyTorch; use --device cpu or install a CUDA build",
+            code="no_device",
+        )
+    if (wanted.index or 0) >= torch.cuda.device_count():
+        raise ModelLoadError(
+            f"device {device!r} does not exist: PyTorch sees {torch.cuda.device_count()} CUDA "
+            "devices, counted from 0; choose one of them",
+            code="no_device",
         )

@@ -1,6 +1,7 @@
 """Standard folders: round trip, shards, damage, the hash, and loading."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.errors import ModelLoadError
+from shared.config.exit_codes import ExitCode, exit_code_for
+from shared.errors import ConfigError, ModelLoadError
 from shared.model.folder import CHECKSUM_FILE, INDEX_FILE, WEIGHTS_FILE, fresh_folder
 from shared.model.model_hash import model_hash
 from shared.model.random import random_config, random_model, random_tensors
@@ -113,11 +115,37 @@ def test_a_cut_weight_file_is_refused(folder: Path) -> None:
 def test_dtype_and_device_are_checked(tiny_model_dir: Path) -> None:
     with pytest.raises(ModelLoadError, match="float32 or bfloat16"):
         load_model(str(tiny_model_dir), dtype="int4")
-    with pytest.raises(ModelLoadError, match="not one of PyTorch's"):
+    with pytest.raises(ConfigError, match="not one of PyTorch's"):
         load_model(str(tiny_model_dir), device="abacus")
     if not torch.cuda.is_available():
-        with pytest.raises(ModelLoadError, match="sees no CUDA device"):
+        with pytest.raises(ModelLoadError, match="sees no CUDA device") as caught:
             load_model(str(tiny_model_dir), device="cuda")
+        assert exit_code_for(caught.value) == ExitCode.NO_DEVICE
+
+
+def test_a_device_number_beyond_the_last_is_refused(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ModelLoadError, match="sees 2 CUDA devices") as caught:
+        load_model(str(tiny_model_dir), device="cuda:2")
+    assert exit_code_for(caught.value) == ExitCode.NO_DEVICE
+
+
+@pytest.mark.parametrize(
+    ("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)]
+)
+def test_a_written_model_has_the_rights_that_the_umask_grants(
+    tmp_path: Path, umask: int, file: int, folder: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        target = write_tiny_folder(tmp_path / "tiny")
+    finally:
+        os.umask(before)
+    assert target.stat().st_mode & 0o777 == folder
+    assert {path.stat().st_mode & 0o777 for path in target.iterdir()} == {file}
 
 
 def test_the_hash_follows_weights_and_configuration(folder: Path, tmp_path: Path) -> None:
