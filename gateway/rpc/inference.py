@@ -114,9 +114,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 ]
                 return await self._intake.encode_chat(turns, {}), "conversation"
             case given:
+                what = f"{given} is empty" if given else "the prompt is missing"
                 raise InvalidRequestError(
-                    f"the prompt {given or ''} is missing or empty; send token_ids, text or a "
-                    "conversation with at least one message",
+                    f"{what}; send token_ids, text or a conversation with at least one message",
                     code="missing_required_parameter",
                     param=given or "prompt",
                 )

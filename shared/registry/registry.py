@@ -36,7 +36,7 @@ class Registry(Generic[T]):
             near = difflib.get_close_matches(name, self._members, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             known = ", ".join(sorted(self._members))
-            raise ConfigError(f"unknown {self._kind} {name!r}{hint} Known: {known}") from None
+            raise ConfigError(f"unknown {self._kind} {name!r}{hint}; known: {known}") from None
 
     def names(self) -> tuple[str, ...]:
         """Names in order of registration."""

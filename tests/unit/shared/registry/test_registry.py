@@ -15,7 +15,7 @@ def test_members_by_name():
 def test_unknown_name_lists_the_known_ones():
     registry: Registry[type] = Registry("ranker")
     registry.register("claa", int)
-    with pytest.raises(ConfigError, match=r"ranker 'clas'.*did you mean 'claa'.*Known: claa"):
+    with pytest.raises(ConfigError, match=r"ranker 'clas'.*did you mean 'claa'.*; known: claa"):
         registry.get("clas")
 
 
