@@ -32,12 +32,7 @@ def main(argv: list[str]) -> int:
 async def _serve(loaded: LoadedConfig[DecodeConfig]) -> int:
     server = DecodeServer(loaded.value)
     configure_logging(role=ROLE, worker_id=server.worker_id, log_format=loaded.value.log_format)
-    changed = {
-        name: f"{getattr(loaded.value, name)} ({origin})"
-        for name, origin in loaded.origins.items()
-        if origin != "default"
-    }
-    _log.info("settings that are not the default", settings=changed)
+    _log.info("settings that are not the default", settings=loaded.changed())
     _handle_signals(server)
     try:
         if await _started(server):

@@ -7,7 +7,8 @@ from pathlib import Path
 import redis
 
 from deploy.finding import Finding, Status
-from deploy.settings import load_role, mask_secret
+from deploy.settings import load_role
+from shared.config.secrets import mask_secret
 from shared.errors import TandemError
 from shared.tokenizer.folder import find_model_folder
 

@@ -5,12 +5,12 @@ import json
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.table import Table
 
 from shared.config.loader import LoadedConfig, load_config
+from shared.config.secrets import mask_secret
 from shared.errors import ConfigError
 
 CONFIG_CLASSES = {
@@ -74,9 +74,3 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return mask_secret(value) if isinstance(value, str) else value
-
-
-def mask_secret(text: str) -> str:
-    """Hides the password of a URL."""
-    password = urlsplit(text).password if "://" in text else None
-    return text.replace(f":{password}@", ":***@") if password else text

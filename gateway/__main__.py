@@ -33,8 +33,7 @@ def main(argv: list[str]) -> int:
         config = loaded.value
         gateway_id = config.worker_id
         configure_logging(role=SECTION, worker_id=gateway_id, log_format=config.log_format)
-        changed = {name: where for name, where in loaded.origins.items() if where != "default"}
-        _log.info("settings", **{name: str(getattr(config, name)) for name in changed})
+        _log.info("settings that are not the default", settings=loaded.changed())
         uvloop.run(_serve(config))
     except TandemError as error:
         sys.stderr.write(f"error: {error.message}\n")

@@ -42,12 +42,7 @@ async def serve(loaded: LoadedConfig[PrefillConfig]) -> int:
     """
     app = PrefillApp(loaded.value)
     configure_logging(role="prefill", worker_id=app.worker_id, log_format=loaded.value.log_format)
-    changed = {
-        name: f"{getattr(loaded.value, name)} ({origin})"
-        for name, origin in loaded.origins.items()
-        if origin != "default" and name != "redis_url"
-    }
-    _log.info("settings", **changed)
+    _log.info("settings that are not the default", settings=loaded.changed())
     stop = _stop_on_signals()
     try:
         if await _started(app, stop):

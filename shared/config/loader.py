@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from shared.config.fields import FieldInfo, convert, describe
+from shared.config.secrets import mask_secret
 from shared.errors import ConfigError
 
 C = TypeVar("C")
@@ -26,6 +27,14 @@ class LoadedConfig(Generic[C]):
     """The frozen settings."""
     origins: dict[str, str]
     """Field to `flag --x`, `environment X`, `file F` or `default`."""
+
+    def changed(self) -> dict[str, str]:
+        """`value (origin)` of every field that is not at its default; passwords are masked."""
+        return {
+            name: f"{mask_secret(str(getattr(self.value, name)))} ({origin})"
+            for name, origin in self.origins.items()
+            if origin != "default"
+        }
 
 
 def load_config(
@@ -123,7 +132,10 @@ def _from_environment(
             known = sorted(RESERVED_VARIABLES) + [
                 f"TANDEM_{s.upper()}__<FIELD>" for s in sorted(SECTIONS)
             ]
-            raise ConfigError(f"unknown environment variable {variable}{_near(variable, known)}")
+            cutoff = 0.6 if "__" in variable else 0.8  # without it only a reserved name is near
+            raise ConfigError(
+                f"unknown environment variable {variable}{_near(variable, known, cutoff=cutoff)}"
+            )
         if variable.startswith(prefix):
             name = variable.removeprefix(prefix).lower()
             _require_known(name, infos, f"environment variable {variable}: setting")
@@ -136,7 +148,7 @@ def _require_known(name: str, infos: Mapping[str, FieldInfo], what: str) -> None
         raise ConfigError(f"unknown {what} {name!r}{_near(name, infos)}")
 
 
-def _near(name: str, known: Iterable[str]) -> str:
+def _near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     names = list(known)
-    match = difflib.get_close_matches(name, names, n=1)
+    match = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f"; did you mean {match[0]}?" if match else f"; known: {', '.join(sorted(names))}"

@@ -9,7 +9,7 @@ from deploy.chat import summary
 from deploy.cli_inspect import parse_layers
 from deploy.demo import check_answers
 from deploy.rest_client import Answer
-from deploy.settings import mask_secret
+from shared.config.secrets import mask_secret
 from shared.errors import ConfigError, InternalError
 
 runner = CliRunner()

@@ -83,6 +83,8 @@ def test_text_becomes_the_declared_type(flags, value):
         ({"flags": {"strict": "maybe"}}, ["true or false"]),
         ({"environ": {"TANDEM_PREFILL__PROT": "1"}}, ["PROT", "did you mean port"]),
         ({"environ": {"TANDEM_PREFIL__PORT": "1"}}, ["TANDEM_PREFIL__PORT", "did you mean"]),
+        ({"environ": {"TANDEM_REDIS_URL": "x"}}, ["TANDEM_REDIS_URL; known", "TANDEM_DECODE__<"]),
+        ({"environ": {"TANDEM_CACHEDIR": "x"}}, ["did you mean TANDEM_CACHE_DIR"]),
         ({"file": Path("/nonexistent/t.toml")}, ["cannot be read", "--config"]),
     ],
 )
@@ -135,3 +137,27 @@ def test_unknown_flag_is_a_usage_error(capsys):
         parse_flags(Sample, prog="t", section="prefill", argv=["--prot", "9"])
     assert caught.value.code == 2
     assert "--prot" in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class Connected:
+    """Settings with a secret."""
+
+    redis_url: str = ""
+    """Redis."""
+    max_batch: int = 32
+    """Rows."""
+    port: int = 1
+    """Port."""
+
+
+def test_what_is_not_default_is_shown_with_its_origin_and_without_passwords(tmp_path):
+    path = tmp_path / "tandem.toml"
+    path.write_text('[decode]\nredis_url = "redis://u:secret@h/0"\n')
+    loaded = load_config(
+        Connected, section="decode", flags={"max_batch": "8"}, environ={}, file=path
+    )
+    assert loaded.changed() == {
+        "max_batch": "8 (flag --max-batch)",
+        "redis_url": f"redis://u:***@h/0 (file {path})",
+    }
