@@ -45,6 +45,7 @@ class HttpServer:
                 app,
                 lifespan="off",
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(grace_s)),
