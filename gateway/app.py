@@ -22,6 +22,7 @@ from gateway.clients.prefill import PrefillClient
 from gateway.config import GatewayConfig
 from gateway.intake import Intake, Naming
 from gateway.pipeline import Pipeline
+from gateway.prober import Prober
 from gateway.recorder import Recorder
 from gateway.routes.generate import GenerateRoutes
 from gateway.routes.models import ModelRoutes
@@ -100,6 +101,7 @@ class Gateway:
                 decode=DecodeClient(self._channels),
                 workers=self.workers,
                 background=self._background,
+                prober=Prober(ControlClient(self._channels).fetch_card, self.workers),
             ),
             admission=self._admission,
             tokenizer=tokenizer,

@@ -23,6 +23,7 @@ from gateway.clients.events import (
 )
 from gateway.clients.prefill import PrefillClient
 from gateway.job import TextDelta
+from gateway.prober import Prober
 from gateway.run_state import RunState
 from gateway.workers import Pair, Workers
 from shared.errors import HandoffError, OverloadedError, TandemError, UnavailableError
@@ -30,6 +31,7 @@ from shared.types.handoff import HandoffKey
 
 _DRAIN_S = 2.0
 _HEARTBEATS_PER_LEASE = 6
+NO_DECODE_WORKER = "no_decode_worker"
 _RESENDABLE = (UnavailableError, HandoffError, OverloadedError)
 
 _log = structlog.get_logger(__name__)
@@ -47,6 +49,8 @@ class Services:
     """Load accounts and breakers."""
     background: Background
     """Runs what must not wait for the client."""
+    prober: Prober
+    """Looks again at workers that could not be reached."""
 
 
 class Attempt:
@@ -77,6 +81,14 @@ class Attempt:
         self._accepted = False
         self._complete = False
         self.blamed: Target = pair.prefill
+
+    async def look_again(self, error: TandemError) -> None:
+        """After a lost connection, finds out who is gone before anybody is sent there again."""
+        if isinstance(error, UnavailableError):
+            if error.error_code == UnavailableError.code:
+                await self._services.prober.look([self.blamed])
+            elif error.error_code == NO_DECODE_WORKER:
+                await self._services.prober.look(self._targets)
 
     def workers(self) -> set[str]:
         """Names of both workers of the pair."""

@@ -23,6 +23,11 @@ class Breaker:
         self._failures = 0
         self._cooldown_s = settings.cooldown_s
         self._open_until: float | None = None
+        self._gone = False
+
+    def gone(self, now: float) -> bool:
+        """Whether nobody listened there a moment ago: not even a last resort."""
+        return self._gone and not self.allows(now)
 
     def allows(self, now: float) -> bool:
         """Whether the worker may be chosen; changes nothing."""
@@ -38,10 +43,12 @@ class Breaker:
         self._failures = 0
         self._cooldown_s = self._settings.cooldown_s
         self._open_until = None
+        self._gone = False
 
-    def failed(self, now: float) -> None:
-        """The worker could not be reached."""
-        self._failures += 1
+    def failed(self, now: float, *, gone: bool = False) -> None:
+        """The worker could not be reached; one that is `gone` needs no second failure."""
+        self._gone = gone
+        self._failures = self._settings.failures if gone else self._failures + 1
         if self._open_until is not None:
             self._cooldown_s = min(MAX_COOLDOWN_S, self._cooldown_s * 2)
         if self._failures >= self._settings.failures:

@@ -100,6 +100,7 @@ class Pipeline:
             except _RETRYABLE as error:
                 failures += 1
                 self._blame(state, attempt, error)
+                await attempt.look_again(error)
                 if not self._may_retry(state, error, failures):
                     raise
                 self._retrying(state, error)

@@ -10,7 +10,7 @@ from gateway.breaker import Breaker, BreakerSettings
 from gateway.clients.events import Target
 from shared.discovery.base import Discovery
 from shared.discovery.card import WorkerCard
-from shared.errors import TandemError, UnavailableError
+from shared.errors import TandemError, UnavailableError, UnreachableError
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -70,6 +70,7 @@ class Workers:
         self._breaker_settings = breaker
         self._clock = clock
         self._breakers: dict[str, Breaker] = {}
+        self._incarnations: dict[str, str] = {}
         self._in_flight: dict[str, int] = {}
 
     @property
@@ -127,7 +128,8 @@ class Workers:
     def failed(self, worker_id: str, error: TandemError) -> None:
         """A call failed; only a lost connection counts against the worker."""
         if isinstance(error, UnavailableError) and error.error_code == UnavailableError.code:
-            self._breaker(worker_id).failed(self._clock())
+            gone = isinstance(error, UnreachableError)
+            self._breaker(worker_id).failed(self._clock(), gone=gone)
 
     def served(self) -> ServedModel | None:
         """The model of the live workers; None when none is known."""
@@ -180,8 +182,19 @@ class Workers:
                 )
             raise _none_left(role, "none is registered or reachable")
         now = self._clock()
+        self._welcome(live)
+        live = [card for card in live if not self._breaker(card.worker_id).gone(now)]
+        if not live:
+            raise _none_left(role, "nobody listens at its address")
         # With every breaker open, trying a worker is better than refusing everyone.
         return [card for card in live if self._breaker(card.worker_id).allows(now)] or live
+
+    def _welcome(self, cards: list[WorkerCard]) -> None:
+        """A new process under a known name starts with a clean record."""
+        for card in cards:
+            if self._incarnations.setdefault(card.worker_id, card.incarnation) != card.incarnation:
+                self._incarnations[card.worker_id] = card.incarnation
+                self._breakers.pop(card.worker_id, None)
 
     def _ordered(self, role: str, cards: list[WorkerCard], avoid: set[str]) -> list[WorkerCard]:
         fresh = [card for card in cards if card.worker_id not in avoid]
@@ -202,6 +215,7 @@ class Workers:
         if len(self._breakers) > _MAX_BREAKERS:
             known = {c.worker_id for role in (PREFILL, DECODE) for c in self._discovery.cards(role)}
             self._breakers = {w: b for w, b in self._breakers.items() if w in known}
+            self._incarnations = {w: i for w, i in self._incarnations.items() if w in known}
 
     def _breaker(self, worker_id: str) -> Breaker:
         if worker_id not in self._breakers:

@@ -9,6 +9,7 @@ TandemError
 ├── ModelLoadError             weights, tokenizer or configuration cannot be read
 ├── OverloadedError            no room now; retry later
 ├── UnavailableError           no worker, or it drains
+│   └── UnreachableError       nobody listens at its address
 ├── DeadlineError              the request's time is over
 ├── CancelledError             the caller went away
 ├── HandoffError               a KV handoff failed; another attempt may succeed
@@ -98,6 +99,10 @@ class UnavailableError(TandemError):
     """No worker can take the request."""
 
     code: ClassVar[str] = "unavailable"
+
+
+class UnreachableError(UnavailableError):
+    """Nobody listens at a worker's address: its process is gone."""
 
 
 class DeadlineError(TandemError):

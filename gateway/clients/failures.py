@@ -3,7 +3,7 @@
 import grpc.aio
 import structlog
 
-from shared.errors import CancelledError, TandemError, UnavailableError
+from shared.errors import CancelledError, TandemError, UnavailableError, UnreachableError
 from shared.rpc.status import error_from_rpc
 
 _log = structlog.get_logger(__name__)
@@ -18,7 +18,8 @@ def worker_error(error: grpc.aio.AioRpcError) -> TandemError:
     lost = isinstance(found, UnavailableError) and found.error_code == UnavailableError.code
     if lost or isinstance(found, CancelledError):
         _log.info("connection to a worker lost", reason=found.message)
-        return UnavailableError(
+        cls = UnreachableError if isinstance(found, UnreachableError) else UnavailableError
+        return cls(
             "the connection to a worker was lost: it stopped, or it cannot be reached; "
             "send the request again"
         )

@@ -21,6 +21,7 @@ from shared.errors import (
     OverloadedError,
     TandemError,
     UnavailableError,
+    UnreachableError,
 )
 from shared.transport.base import TransferStats
 from shared.types.handoff import HandoffKey
@@ -76,14 +77,14 @@ class Courier:
         self._policy = policy
         self._open: Delivery | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._last_error: TandemError | None = None
+        self._errors: list[TandemError] = []
 
     async def reserve(self) -> None:
         """Gets room on the first target that grants it; asks busy ones again, with backoff.
 
         Raises:
             OverloadedError: all stayed busy.
-            UnavailableError: all drain.
+            UnavailableError: all drain or are gone.
             InvalidRequestError: the request can be served by none of them.
             HandoffError: none could be reached or used.
         """
@@ -154,7 +155,7 @@ class Courier:
         return busy
 
     async def _give_up(self, delivery: Delivery, error: TandemError) -> None:
-        self._last_error = error
+        self._errors.append(error)
         self._left.remove(delivery.target)
         _log.warning(
             "delivery failed",
@@ -168,10 +169,16 @@ class Courier:
         await self.abort(error.error_code)
 
     def _unusable(self) -> TandemError:
-        error = self._last_error
+        error = self._errors[-1] if self._errors else None
         if isinstance(error, InvalidRequestError):
             return error
         # The message may reach a client, so that addresses and texts of peers stay in the log.
+        if error is not None and all(isinstance(e, UnreachableError) for e in self._errors):
+            return UnavailableError(
+                f"nobody listens at the addresses of {len(self._errors)} decode workers: they "
+                "stopped; retry when one is back",
+                code="no_decode_worker",
+            )
         code = "none" if error is None else error.error_code
         return HandoffError(
             f"the KV cache could not be delivered to any decode worker (last failure: {code}): "

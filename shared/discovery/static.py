@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from shared.discovery.card import WorkerCard
-from shared.errors import TandemError
+from shared.errors import TandemError, UnreachableError
 
 FetchCard = Callable[[str], Awaitable[WorkerCard]]
 """Asks the worker at host:port for its card; raises a TandemError when it does not answer."""
@@ -24,7 +24,7 @@ class StaticSettings:
     timeout_s: float = 2.0
     """Seconds an address may take to answer."""
     forget_after: int = 3
-    """A worker leaves the list after this many silent rounds."""
+    """A worker leaves the list after this many silent rounds; at once when nobody listens there."""
 
 
 class StaticDiscovery:
@@ -82,6 +82,9 @@ class StaticDiscovery:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 card = await self._fetch(address)
+        except UnreachableError as error:
+            self._missed(key, str(error), rounds=self._settings.forget_after)
+            return
         except (TandemError, TimeoutError) as error:
             self._missed(key, str(error) or "no answer in time")
             return
@@ -93,9 +96,9 @@ class StaticDiscovery:
         self._known[key] = card
         self._silent_rounds[key] = 0
 
-    def _missed(self, key: tuple[str, str], why: str) -> None:
-        rounds = self._silent_rounds.get(key, 0) + 1
-        self._silent_rounds[key] = rounds
-        if rounds == self._settings.forget_after:
+    def _missed(self, key: tuple[str, str], why: str, *, rounds: int = 1) -> None:
+        before = self._silent_rounds.get(key, 0)
+        self._silent_rounds[key] = before + rounds
+        if before < self._settings.forget_after <= before + rounds:
             self._known.pop(key, None)
             _log.warning("worker does not answer", worker_role=key[0], address=key[1], why=why)

@@ -27,6 +27,8 @@ NEUTRAL_MESSAGE = "the server failed in a way it did not expect: this is a defec
 
 _CLASS_KEY = "class"
 
+_REFUSED = "Connection refused"  # as the operating system words it, passed on by grpc
+
 _Code = grpc.StatusCode
 
 # The first entry that an error is an instance of decides; subclasses stand before their bases.
@@ -120,6 +122,8 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> TandemError:
         return described
     code = error.code()
     cls = _BARE.get(code, errors.InternalError)
+    if cls is errors.UnavailableError and _REFUSED in (error.details() or ""):
+        cls = errors.UnreachableError
     return cls(
         f"a call ended with {code.name}: {error.details() or 'no details'}; "
         "see the other side's log and whether it is alive"

@@ -213,6 +213,29 @@ async def test_vanished_worker_leaves_the_rotation(folder: Path) -> None:
         assert reachable == {"p0": False, "p1": True, "d0": True}
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_dead_worker_is_known_with_the_first_request(folder: Path, role: str) -> None:
+    async with running_rig(folder, poll_interval_s=60.0) as rig:
+        worker = rig.prefills[0] if role == "prefill" else rig.decodes[0]
+        assert (await rig.chat()).status_code == 200
+        await worker.stop()
+        response = await rig.chat()
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == f"no_{role}_worker"
+        assert response.headers["retry-after"]
+        assert (await rig.http.get("/health/ready")).status_code == 503
+
+
+async def test_an_answer_that_was_cut_tells_that_its_worker_is_dead(folder: Path) -> None:
+    async with running_rig(folder, poll_interval_s=60.0) as rig:
+        rig.simulation.token_delay_s = 0.05
+        answer = asyncio.ensure_future(rig.chat(stream=True))
+        await rig.simulation.seen("d0", "Decode")
+        await rig.decodes[0].stop()
+        assert "error" in data_frames((await answer).content)[-1]
+        assert (await rig.http.get("/health/ready")).status_code == 503
+
+
 async def test_gateway_becomes_ready_when_workers_come(rig: Rig, folder: Path) -> None:
     address = rig.prefills[0].address
     port = int(address.rpartition(":")[2])

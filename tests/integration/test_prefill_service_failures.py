@@ -104,7 +104,7 @@ async def test_nobody_is_there(worker: Worker, peers: list[DecodePeer]) -> None:
         await peer.stop()
     events = await worker.run(prompt_request(prompt_ids(80), peers))
     assert kinds(events) == ["PrefillAccepted", "ErrorDetail"]
-    assert events[-1].code == "kv_transfer_failed"
+    assert events[-1].code == "no_decode_worker"
     await worker.expect_idle()
 
 

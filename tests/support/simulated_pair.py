@@ -7,7 +7,13 @@ from typing import Any
 import grpc.aio
 
 from protos.tandem.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from shared.errors import HandoffError, ManifestError, OverloadedError, TandemError
+from shared.errors import (
+    HandoffError,
+    ManifestError,
+    OverloadedError,
+    TandemError,
+    UnavailableError,
+)
 from shared.rpc.channel import open_channel
 from shared.tokenizer.detokenizer import IncrementalDetokenizer
 from shared.tokenizer.stop_filter import StopFilter
@@ -103,6 +109,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         targets: Sequence[prefill_pb2.DecodeTarget],
     ) -> prefill_pb2.PrefillSealed:
         """Reserves on the first target that grants, and commits."""
+        reached = False
         for target in targets:
             async with open_channel(target.address) as channel:
                 stub = decode_pb2_grpc.DecodeServiceStub(channel)
@@ -110,6 +117,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
                     answer = await stub.Reserve(decode_pb2.ReserveRequest(handoff=handoff))
                 except grpc.aio.AioRpcError:
                     continue
+                reached = True
                 if answer.HasField("busy"):
                     continue
                 manifest = decode_pb2.Manifest(handoff=handoff, prompt_tokens=len(prompt))
@@ -127,6 +135,8 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
                 ],
                 lease_ms=300,
             )
+        if not reached:
+            raise UnavailableError("nobody listens there; wait", code="no_decode_worker")
         raise OverloadedError("no decode worker has room; wait", retry_after_s=1.0)
 
     async def Resend(  # noqa: N802

@@ -11,7 +11,7 @@ from gateway.balancing.round_robin import RoundRobin
 from gateway.breaker import MAX_COOLDOWN_S, Breaker, BreakerSettings
 from gateway.workers import DECODE, PREFILL, Workers
 from shared.discovery.card import WorkerCard
-from shared.errors import ConfigError, OverloadedError, UnavailableError
+from shared.errors import ConfigError, OverloadedError, UnavailableError, UnreachableError
 from shared.types.model_identity import ModelIdentity
 
 MODEL = ModelIdentity(
@@ -184,6 +184,28 @@ def test_all_breakers_open_means_trying_anyway() -> None:
     for _ in range(3):
         workers.failed("p0", LOST)
     assert workers.choose(avoid=set()).prefill.worker_id == "p0"
+
+
+def test_a_worker_that_is_gone_is_no_last_resort() -> None:
+    clock = Clock()
+    workers = make_workers(card("p0"), card("d0"), clock=clock)
+    workers.failed("d0", UnreachableError("nobody listens there"))
+    assert workers.missing() == "no_decode_worker"
+    with pytest.raises(UnavailableError) as caught:
+        workers.choose(avoid=set())
+    assert caught.value.error_code == "no_decode_worker"
+    clock.now += SETTINGS.cooldown_s
+    assert workers.choose(avoid=set()).decodes[0].worker_id == "d0"
+
+
+def test_a_new_process_under_a_known_name_is_welcome() -> None:
+    cards = Cards(card("p0"), card("d0"))
+    workers = Workers(cards, policy="x", make_balancer=LeastLoaded, breaker=SETTINGS, clock=Clock())
+    assert workers.missing() is None
+    workers.failed("d0", UnreachableError("nobody listens there"))
+    assert workers.missing() == "no_decode_worker"
+    cards.listed[1] = card("d0", incarnation="2")
+    assert workers.missing() is None
 
 
 def test_served_model() -> None:

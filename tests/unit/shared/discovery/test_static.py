@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from shared.discovery.card import WorkerCard
 from shared.discovery.static import StaticDiscovery, StaticSettings
+from shared.errors import UnreachableError
 from tests.support.transfer_parts import until
 from tests.support.worker_cards import CARD
 
@@ -16,6 +17,26 @@ async def test_a_worker_of_another_role_is_left_out() -> None:
     discovery = StaticDiscovery({"prefill": ["h:1"]}, fetch=fetch)
     await discovery.start()
     assert discovery.cards("prefill") == []
+    await discovery.close()
+
+
+async def test_a_worker_whose_port_is_closed_is_forgotten_at_once() -> None:
+    calls = 0
+
+    async def fetch(_address: str) -> WorkerCard:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise UnreachableError("nobody listens at h:1: it stopped; start it again")
+        return CARD
+
+    settings = StaticSettings(refresh_s=0.05, forget_after=100)
+    discovery = StaticDiscovery({"decode": ["h:1"]}, fetch=fetch, settings=settings)
+    await discovery.start()
+    assert len(discovery.cards("decode")) == 1
+    await until(lambda: discovery.cards("decode") == [])
+    assert calls == 2
+    await until(lambda: len(discovery.cards("decode")) == 1)
     await discovery.close()
 
 

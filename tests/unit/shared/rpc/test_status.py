@@ -1,5 +1,7 @@
 """Errors keep their class, code, field and delay across the wire."""
 
+import socket
+
 import grpc
 import grpc.aio
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from shared import errors
 from shared.errors import InternalError, OverloadedError, TandemError
+from shared.rpc.channel import open_channel
 from shared.rpc.status import (
     DOMAIN,
     MAX_MESSAGE_CHARS,
@@ -30,6 +33,7 @@ CODES = {
     "ModelLoadError": "FAILED_PRECONDITION",
     "OverloadedError": "RESOURCE_EXHAUSTED",
     "UnavailableError": "UNAVAILABLE",
+    "UnreachableError": "UNAVAILABLE",
     "DeadlineError": "DEADLINE_EXCEEDED",
     "CancelledError": "CANCELLED",
     "HandoffError": "ABORTED",
@@ -138,3 +142,14 @@ def test_details_of_others_and_damaged_ones_are_not_ours() -> None:
         grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), metadata, details="d"
     )
     assert type(error_from_rpc(damaged)) is OverloadedError
+
+
+async def test_a_closed_port_is_told_from_other_losses() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    channel = open_channel(address)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary("/tandem.v1.Probe/UU")(b"", timeout=5)
+    await channel.close()
+    assert type(error_from_rpc(caught.value)) is errors.UnreachableError
