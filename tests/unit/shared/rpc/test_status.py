@@ -1,6 +1,7 @@
 """Errors keep their class, code, field and delay across the wire."""
 
 import socket
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -148,7 +149,7 @@ async def test_a_closed_port_is_told_from_other_losses() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    channel = open_channel(address)
+    channel: Any = open_channel(address)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await channel.unary_unary("/tandem.v1.Probe/UU")(b"", timeout=5)
     await channel.close()
