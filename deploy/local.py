@@ -13,6 +13,7 @@ from typing import TextIO
 from deploy.banner import print_banner
 from deploy.cluster import Cluster, Endpoints, PhaseSink
 from deploy.config import UpConfig
+from deploy.ports import check_ports
 from deploy.role_process import LineSink, error_of_exit
 from shared.config.exit_codes import ExitCode
 from shared.config.flags import parse_flags
@@ -27,6 +28,7 @@ def run_up(argv: list[str]) -> int:
     """
     parsed = parse_flags(UpConfig, prog="tandem up", section="up", argv=argv)
     config = load_config(UpConfig, section="up", flags=parsed.values, file=parsed.file).value
+    check_ports(config)
     with log_sink(config.log_dir) as on_line:
         return asyncio.run(_serve(config, on_line=on_line))
 
@@ -57,7 +59,7 @@ async def run_cluster(
     """Starts a cluster, runs `body`, takes the cluster down and returns the exit code.
 
     The first SIGINT or SIGTERM ends the body, and the code is then `interrupted`; the second
-    kills every role.
+    kills every role, which is a failure: requests were cut.
     """
     cluster = Cluster(config, on_line, on_phase)
 
@@ -65,17 +67,21 @@ async def run_cluster(
         return await body(cluster, await cluster.start())
 
     work = asyncio.create_task(start_and_run())
-    with _stop_signals(work, cluster):
+    killed = asyncio.Event()
+    with _stop_signals(work, cluster, killed):
         try:
-            return await work
+            code = await work
         except asyncio.CancelledError:
-            return interrupted
+            code = interrupted
         finally:
             await cluster.stop()
+    return ExitCode.FAILURE if killed.is_set() else code
 
 
 @contextmanager
-def _stop_signals(work: asyncio.Task[int], cluster: Cluster) -> Iterator[None]:
+def _stop_signals(
+    work: asyncio.Task[int], cluster: Cluster, killed: asyncio.Event
+) -> Iterator[None]:
     seen = 0
 
     def on_signal() -> None:
@@ -85,6 +91,8 @@ def _stop_signals(work: asyncio.Task[int], cluster: Cluster) -> Iterator[None]:
             cluster.on_phase("stopping; a second signal kills")
             work.cancel()
             return
+        cluster.on_phase("second signal: killing every role")
+        killed.set()
         for role in cluster.roles:
             role.signal(signal.SIGKILL)
 

@@ -10,10 +10,17 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.processes import UpProcess, run_tandem, running_up
+from tests.support.processes import FREE_PORTS, UpProcess, run_tandem, running_up
 from tests.support.redis_server import RedisServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def wait_for_text(up, text, timeout_s=30.0):
+    deadline = time.monotonic() + timeout_s
+    while text not in "\n".join(up.err):
+        assert time.monotonic() < deadline, up.log()
+        time.sleep(0.05)
 
 
 def test_sigterm_drains_in_order_and_leaves_nothing(tiny_model_dir):
@@ -47,6 +54,35 @@ def test_dead_role_is_named_and_the_others_end(tiny_model_dir):
     assert "data: [DONE]" not in lines
     assert "decode-0 ended with signal 9" in "\n".join(up.err)
     assert not [child for child in children if child.is_running()]
+
+
+def test_second_signal_kills_what_the_first_would_finish(tiny_model_dir):
+    up = UpProcess("--model", str(tiny_model_dir))
+    try:
+        up.wait_ready()
+        children = psutil.Process(up.process.pid).children(recursive=True)
+        body = {"model": "tiny", "prompt": "go", "max_tokens": 900, "stream": True}
+        body["ignore_eos"] = True
+        with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=60) as response:
+            assert next(response.iter_lines()).startswith("data: ")
+            os.kill(up.pid("decode_service"), signal.SIGSTOP)  # the answer never ends by itself
+            up.process.send_signal(signal.SIGINT)
+            wait_for_text(up, "stopping gateway")
+            assert up.process.poll() is None
+            up.process.send_signal(signal.SIGINT)
+            assert up.wait_end(timeout_s=15) == 1
+    finally:
+        up.stop()
+    assert "second signal: killing every role" in "\n".join(up.err)
+    assert not [child for child in children if child.is_running()]
+
+
+def test_a_busy_port_is_named_before_anything_starts(tiny_model_dir):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        result = run_tandem("up", "--model", str(tiny_model_dir), *FREE_PORTS, "--rest-port", port)
+    assert result.returncode == 5, result.stderr
+    assert result.stderr.startswith(f"error: --rest-port: port {port}")
 
 
 def test_roles_end_when_the_supervisor_is_killed(tiny_model_dir):
