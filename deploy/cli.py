@@ -58,10 +58,33 @@ def _finish(code: int) -> None:
         raise typer.Exit(code)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from deploy.version import package_version
+
+        print(f"tandem {package_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+    assert not version, "the callback has ended the command"
+
+
 def _role_command(role: str, help_text: str) -> None:
     def run(context: typer.Context) -> None:
         from deploy.launch import exec_role
+        from deploy.settings import check_settings
 
+        check_settings(role, context.args)
         exec_role(role, context.args)
 
     app.command(role, context_settings=_PASS_ON, help=help_text)(run)
@@ -87,13 +110,20 @@ def demo(
     keep_running: Annotated[
         bool, typer.Option(help="Leave the servers up after the comparison, until Ctrl-C.")
     ] = False,
+    document_tokens: Annotated[
+        int, typer.Option(min=600, help="Length of the document, in tokens; less is quicker.")
+    ] = 3300,
     cache_dir: CacheDir = None,
 ) -> None:
     """Asks one question over a long document, with both methods and with neither."""
     from deploy.demo import DemoSettings, run_demo
 
     settings = DemoSettings(
-        model=model, max_tokens=max_tokens, keep_running=keep_running, cache_dir=cache_dir
+        model=model,
+        max_tokens=max_tokens,
+        keep_running=keep_running,
+        document_tokens=document_tokens,
+        cache_dir=cache_dir,
     )
     _finish(run_demo(settings))
 

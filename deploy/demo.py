@@ -22,7 +22,6 @@ from shared.model.catalog import resolve
 from shared.tokenizer.tokenizer import Tokenizer
 
 _INTERRUPTED = 130
-_DOCUMENT_TOKENS = 3300
 _MODES = {"both": "both methods", "full": "neither"}
 _MIB = 1024 * 1024
 
@@ -37,6 +36,8 @@ class DemoSettings:
     """Longest answer, in tokens."""
     keep_running: bool
     """Leave the servers up after the comparison."""
+    document_tokens: int
+    """Length of the document, in tokens."""
     cache_dir: Path | None
     """Model cache."""
 
@@ -48,7 +49,7 @@ def run_demo(settings: DemoSettings) -> int:
         TandemError: something did not start, failed, or answered nothing.
     """
     folder = resolve(settings.model, settings.cache_dir)
-    prompt = demo_prompt(Tokenizer.from_folder(folder), document_tokens=_DOCUMENT_TOKENS)
+    prompt = demo_prompt(Tokenizer.from_folder(folder), document_tokens=settings.document_tokens)
     with tempfile.TemporaryDirectory(prefix="tandem-demo-") as logs:
         config = dataclasses.replace(
             FREE_PORTS, model=settings.model, cache_dir=settings.cache_dir, log_dir=Path(logs)

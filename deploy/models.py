@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from shared.model.catalog import list_models as catalog_models
 from shared.model.catalog import pull
@@ -45,7 +45,7 @@ def list_models(*, cache_dir: Path | None, as_json: bool) -> None:
         ]
         print(json.dumps({"models": rows}))
         return
-    table = Table("name", "on disk", "folder", "note")
+    table = Table("name", "on disk", Column("folder", overflow="fold"), "note")
     for model in models:
         size = f"{model.size_bytes / _MB:.0f} MB" if model.folder else "-"
         table.add_row(model.name, size, str(model.folder or "not pulled"), model.note)

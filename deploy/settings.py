@@ -9,6 +9,7 @@ from typing import Any, cast
 from rich.console import Console
 from rich.table import Table
 
+from shared.config.flags import parse_flags
 from shared.config.loader import LoadedConfig, load_config
 from shared.config.secrets import mask_secret
 from shared.errors import ConfigError
@@ -57,6 +58,19 @@ def effective_settings(role: str, *, file: Path | None) -> dict[str, dict[str, o
 def load_role(role: str, *, file: Path | None) -> LoadedConfig[Any]:
     """The settings of a role as its process would load them without flags."""
     return load_config(config_class(role), section=role, file=file)
+
+
+def check_settings(role: str, argv: list[str]) -> None:
+    """Reads a role's flags and settings as its process will, without the seconds torch takes.
+
+    `--help` and unknown flags end the process here.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    cls = config_class(role)
+    flags = parse_flags(cls, prog=f"tandem {role}", section=role, argv=argv)
+    load_config(cls, section=role, flags=flags.values, file=flags.file)
 
 
 def config_class(role: str) -> type:

@@ -1,6 +1,7 @@
 """The embedded real model through `tandem up` and the command line."""
 
 import json
+import re
 
 import httpx
 import pytest
@@ -49,3 +50,16 @@ def test_health_commands(up):
         result = run_tandem("health", "--role", role, "--address", up.worker(f"{role}-0"))
         assert result.returncode == 0, result.stdout
     assert run_tandem("health", "--address", "127.0.0.1:9").returncode == 1
+
+
+def test_demo_compares_both_ways_and_leaves_nothing(smollm2_dir):
+    result = run_tandem("demo", "--document-tokens", "700", "--max-tokens", "4", timeout_s=300)
+    assert result.returncode == 0, result.stderr
+    for text in ('What is "pdb"?', "tandem.mode=both", "tandem.mode=full", "time to first token"):
+        assert text in result.stdout
+    kept = re.search(r"kept tokens +│ (\d+) +│ (\d+)", result.stdout)
+    prompt = re.search(r"prompt tokens +│ (\d+)", result.stdout)
+    assert kept, result.stdout
+    assert prompt, result.stdout
+    assert int(kept[1]) < int(kept[2]) == int(prompt[1])
+    assert "stopping decode" in result.stderr
