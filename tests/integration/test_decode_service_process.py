@@ -42,6 +42,7 @@ async def test_ready_line_then_sigterm_ends_with_0(tiny_model_dir: Path) -> None
     finally:
         if process.returncode is None:
             process.kill()
+            await process.wait()
     assert process.returncode == ExitCode.OK, logs.decode()
     assert rest == b"", "one line on standard output, no more"
     assert b"drained" in logs
