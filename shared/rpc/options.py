@@ -21,7 +21,8 @@ def client_options(*, own_connection: bool = False) -> ChannelOptions:
         ("grpc.primary_user_agent", f"tandem/{_version()}"),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Despite its name, what one attempt to connect may take: a busy machine needs its time.
+        ("grpc.min_reconnect_backoff_ms", 3_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         # Retries are decided by the gateway, which knows what the client has already seen.
         ("grpc.enable_retries", 0),

@@ -96,6 +96,32 @@ async def test_answers_pass_through(kind: str) -> None:
         assert server.in_flight.count == 0
 
 
+async def test_a_slow_first_handshake_is_waited_for() -> None:
+    async def act(request: bytes) -> bytes:
+        return request
+
+    async with probe(act) as (server, _):
+
+        async def delayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.5)
+            inner = await asyncio.open_connection(server.host, server.port)
+            pipes = [_pipe(reader, inner[1]), _pipe(inner[0], writer)]
+            await asyncio.gather(*pipes, return_exceptions=True)
+
+        async with await asyncio.start_server(delayed, "127.0.0.1", 0) as slow:
+            host, port = slow.sockets[0].getsockname()
+            channel = open_channel(f"{host}:{port}")
+            assert await call(channel, "UU", b"x") == b"x"
+            await channel.close()
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
 @KINDS
 async def test_our_errors_keep_their_code(kind: str) -> None:
     async def act(_request: bytes) -> bytes:
