@@ -11,6 +11,7 @@ import psutil
 
 from deploy.config import UpConfig
 from deploy.finding import Finding, Status
+from deploy.launch import ROLE_PACKAGES
 from deploy.version import installed_version
 
 _GIB = 1024**3
@@ -18,6 +19,8 @@ _SHM = "/dev/shm"  # noqa: S108  the size of the mount is what is checked
 _MIN_SHM_BYTES = _GIB
 _MIN_FILES = 4096
 _MIN_MEMORY_BYTES = 4 * _GIB
+
+_OTHER_PORT = "stop that process or give another port (0 picks a free one)"
 
 
 def machine_checks() -> list[Finding]:
@@ -120,22 +123,23 @@ def _port(name: str, port: int) -> Finding:
         with socket.create_server(("127.0.0.1", port), reuse_port=False):
             return Finding(label, Status.OK, "free")
     except OSError:
-        return Finding(
-            label,
-            Status.FAIL,
-            f"in use{_owner(port)}",
-            "stop that process or give another port (0 picks a free one)",
-        )
+        pid, name = _owner(port) or (0, "")
+    detail = f"in use by process {pid} ({name})" if pid else "in use"
+    if name in ROLE_PACKAGES.values():
+        return Finding(label, Status.NOTE, detail, "nothing: Tandem runs here")
+    return Finding(label, Status.FAIL, detail, _OTHER_PORT)
 
 
-def _owner(port: int) -> str:
+def _owner(port: int) -> tuple[int, str] | None:
+    """Process id and name, a role's package for one of ours; None where it cannot be seen."""
     if sys.platform != "linux":
-        return ""
+        return None
     try:
-        connections = psutil.net_connections(kind="tcp")
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                process = psutil.Process(connection.pid)
+                ours = (word for word in process.cmdline() if word in ROLE_PACKAGES.values())
+                return connection.pid, next(ours, process.name())
     except psutil.Error:
-        return ""
-    for connection in connections:
-        if connection.laddr and connection.laddr.port == port and connection.pid:
-            return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    return ""
+        return None
+    return None

@@ -19,14 +19,14 @@ _GRPC_FAMILY = (
 )
 _GENCODE = re.compile(r"^# Protobuf Python Version: ([\d.]+)", re.MULTILINE)
 
-# distribution, module to import, what it gives, how to get it
+# distribution, module to import, what a later version takes it for
 _OPTIONAL = (
-    ("triton", "triton", "our CUDA kernels", "pip install 'tandem-llm[gpu]'"),
-    ("nvidia-ml-py", "pynvml", "GPU topology", "pip install 'tandem-llm[gpu]'"),
-    ("flash-attn-4", "flash_attn", "fastest exact prefill on Hopper", "extra `flash`"),
-    ("flashinfer-python", "flashinfer", "paged decode kernels", "extra `flashinfer`"),
-    ("nixl-cu13", "nixl", "NVLink and RDMA transport", "extra `nixl`"),
-    ("opentelemetry-sdk", "opentelemetry", "traces", "extra `otel`"),
+    ("triton", "triton", "CUDA kernels of our own"),
+    ("nvidia-ml-py", "pynvml", "GPU topology"),
+    ("flash-attn-4", "flash_attn", "exact prefill on Hopper"),
+    ("flashinfer-python", "flashinfer", "paged decode kernels"),
+    ("nixl-cu13", "nixl", "NVLink and RDMA transport"),
+    ("opentelemetry-sdk", "opentelemetry", "traces"),
 )
 
 
@@ -56,7 +56,7 @@ def _worker_packages() -> Finding:
             "worker packages",
             Status.NOTE,
             f"absent: {', '.join(absent)}; this machine can run a gateway only",
-            "pip install 'tandem-llm[worker]' for prefill and decode",
+            "for prefill and decode: pip install -e '.[worker]' in the checkout",
         )
     return Finding(
         "worker packages", Status.OK, ", ".join(f"{n} {installed_version(n)}" for n in names)
@@ -92,17 +92,19 @@ def _protobuf() -> Finding:
     return Finding("protobuf", Status.OK, detail)
 
 
-def _optional(distribution: str, module: str, gives: str, remedy: str) -> Finding:
+def _optional(distribution: str, module: str, gives: str) -> Finding:
     version = installed_version(distribution)
     name = f"optional: {distribution}"
     if version is None and importlib.util.find_spec(module) is None:
-        return Finding(name, Status.NOTE, f"not installed ({gives})", remedy)
+        return Finding(
+            name, Status.NOTE, f"not installed ({gives})", "nothing: this version does without it"
+        )
     try:
         importlib.import_module(module)
     except Exception as error:  # noqa: BLE001  a broken optional package may raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Finding(
-            name, Status.NOTE, f"{version} cannot be imported: {reason}", f"reinstall it: {remedy}"
+            name, Status.NOTE, f"{version} cannot be imported: {reason}", "reinstall or remove it"
         )
     return Finding(name, Status.OK, f"{version} ({gives})")
 

@@ -1,6 +1,7 @@
 import json
 import socket
 
+import psutil
 import pytest
 
 from deploy.doctor import run_doctor
@@ -43,6 +44,14 @@ def test_busy_port_fails_and_free_one_does_not():
     assert _port("REST", port).status is Status.OK
 
 
+def test_a_port_of_a_running_role_is_a_note(monkeypatch):
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda _: ["python", "-m", "decode_service"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        finding = _port("decode", server.getsockname()[1])
+    assert finding.status is Status.NOTE
+    assert "decode_service" in finding.detail
+
+
 def test_missing_model_fails_with_the_command_that_helps(clean_settings):
     finding = by_name(service_checks(clean_settings))["model smollm2"]
     assert finding.status is Status.FAIL
@@ -81,5 +90,6 @@ def test_json_and_exit_code(clean_settings, capsys):
 
 def test_table_shows_extras_in_full(clean_settings, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr("deploy.doctor_packages.installed_version", lambda _: None)
     run_doctor(as_json=False, with_ports=False, cache_dir=clean_settings)
-    assert "tandem-llm[gpu]" in capsys.readouterr().out
+    assert "'.[worker]'" in capsys.readouterr().out
