@@ -83,12 +83,11 @@ class Attempt:
         self.blamed: Target = pair.prefill
 
     async def look_again(self, error: TandemError) -> None:
-        """After a lost connection, finds out who is gone before anybody is sent there again."""
-        if isinstance(error, UnavailableError):
-            if error.error_code == UnavailableError.code:
-                await self._services.prober.look([self.blamed])
-            elif error.error_code == NO_DECODE_WORKER:
-                await self._services.prober.look(self._targets)
+        """After a failed hop, finds out who is gone before anybody is sent there again."""
+        if isinstance(error, HandoffError) or error.error_code == NO_DECODE_WORKER:
+            await self._services.prober.look(self._targets)
+        elif isinstance(error, UnavailableError) and error.error_code == UnavailableError.code:
+            await self._services.prober.look([self.blamed])
 
     def workers(self) -> set[str]:
         """Names of both workers of the pair."""

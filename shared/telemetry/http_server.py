@@ -11,6 +11,10 @@ from starlette.types import ASGIApp
 from shared.telemetry.ports import bind_socket, join_address
 
 
+KEEP_ALIVE_S = 75
+"""How long an idle connection is kept: longer than clients do, so that they are the ones to close."""
+
+
 class _QuietServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -48,6 +52,7 @@ class HttpServer:
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(grace_s)),
             )
         )

@@ -226,6 +226,16 @@ async def test_a_dead_worker_is_known_with_the_first_request(folder: Path, role:
         assert (await rig.http.get("/health/ready")).status_code == 503
 
 
+async def test_a_transfer_that_died_with_its_worker_is_not_tried_there_again(folder: Path) -> None:
+    async with running_rig(folder, poll_interval_s=60.0) as rig:
+        await rig.decodes[0].stop()
+        rig.prefills[0].plan.at("started", BROKEN)
+        response = await rig.chat()
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "no_decode_worker"
+        assert attempts(rig) == [1]
+
+
 async def test_an_answer_that_was_cut_tells_that_its_worker_is_dead(folder: Path) -> None:
     async with running_rig(folder, poll_interval_s=60.0) as rig:
         rig.simulation.token_delay_s = 0.05

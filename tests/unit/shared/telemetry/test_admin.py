@@ -10,8 +10,16 @@ from prometheus_client import CollectorRegistry
 
 from shared.errors import ConfigError
 from shared.telemetry.admin import Readiness, admin_server
+from shared.telemetry.http_server import KEEP_ALIVE_S
 from shared.telemetry.metrics import DecodeMetrics
 from shared.telemetry.ports import bind_socket
+
+
+def test_idle_connections_are_closed_by_clients_first() -> None:
+    # openai's client keeps them this long; a server that closes first may cut a request off.
+    expiry = httpx.Limits().keepalive_expiry
+    assert expiry is not None
+    assert KEEP_ALIVE_S > 2 * expiry
 
 
 class Role:
