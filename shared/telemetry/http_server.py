@@ -10,9 +10,8 @@ from starlette.types import ASGIApp
 
 from shared.telemetry.ports import bind_socket, join_address
 
-
 KEEP_ALIVE_S = 75
-"""How long an idle connection is kept: longer than clients do, so that they are the ones to close."""
+"""How long an idle connection is kept; longer than clients do, so that they close it first."""
 
 
 class _QuietServer(uvicorn.Server):
