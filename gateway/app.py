@@ -101,7 +101,7 @@ class Gateway:
                 decode=DecodeClient(self._channels),
                 workers=self.workers,
                 background=self._background,
-                prober=Prober(ControlClient(self._channels).fetch_card, self.workers),
+                prober=Prober(self.workers),
             ),
             admission=self._admission,
             tokenizer=tokenizer,

@@ -47,7 +47,7 @@ class Breaker:
 
     def failed(self, now: float, *, gone: bool = False) -> None:
         """The worker could not be reached; one that is `gone` needs no second failure."""
-        self._gone = gone
+        self._gone = self._gone or gone
         self._failures = self._settings.failures if gone else self._failures + 1
         if self._open_until is not None:
             self._cooldown_s = min(MAX_COOLDOWN_S, self._cooldown_s * 2)

@@ -1,13 +1,12 @@
 """A second look at workers that a call could not reach: a dead one is known at once."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
 import structlog
 
 from gateway.clients.events import Target
 from gateway.workers import Workers
-from shared.errors import TandemError
 
 _LONGEST_S = 1.0
 
@@ -15,15 +14,16 @@ _log = structlog.get_logger(__name__)
 
 
 class Prober:
-    """Asks workers who they are and tells `Workers` what came of it.
+    """Knocks at the ports of workers and tells `Workers` where nobody listens.
+
+    It opens connections of its own: a gRPC channel that could not connect repeats its last failure
+    for a while, also when the worker is back.
 
     Args:
-        ask: a cheap call to host:port; raises a TandemError.
-        workers: load accounts and breakers.
+        workers: told of those that are gone.
     """
 
-    def __init__(self, ask: Callable[[str], Awaitable[object]], workers: Workers) -> None:
-        self._ask = ask
+    def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
     async def look(self, targets: Iterable[Target]) -> None:
@@ -31,11 +31,14 @@ class Prober:
         await asyncio.gather(*(self._look_at(target) for target in targets))
 
     async def _look_at(self, target: Target) -> None:
+        host, _, port = target.address.rpartition(":")
         try:
             async with asyncio.timeout(_LONGEST_S):
-                await self._ask(target.address)
-        except TandemError as error:
-            self._workers.failed(target.worker_id, error)
-            _log.warning("worker cannot be reached", worker=target.worker_id, why=error.message)
-        except TimeoutError:
-            _log.warning("worker is slow to answer", worker=target.worker_id)
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            _log.warning("worker is gone: nobody listens there", worker=target.worker_id)
+            self._workers.gone(target.worker_id)
+        except (OSError, TimeoutError) as error:
+            _log.warning("worker is out of reach", worker=target.worker_id, why=str(error))
+        else:
+            writer.close()

@@ -10,7 +10,7 @@ from gateway.breaker import Breaker, BreakerSettings
 from gateway.clients.events import Target
 from shared.discovery.base import Discovery
 from shared.discovery.card import WorkerCard
-from shared.errors import TandemError, UnavailableError, UnreachableError
+from shared.errors import TandemError, UnavailableError
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -128,8 +128,11 @@ class Workers:
     def failed(self, worker_id: str, error: TandemError) -> None:
         """A call failed; only a lost connection counts against the worker."""
         if isinstance(error, UnavailableError) and error.error_code == UnavailableError.code:
-            gone = isinstance(error, UnreachableError)
-            self._breaker(worker_id).failed(self._clock(), gone=gone)
+            self._breaker(worker_id).failed(self._clock())
+
+    def gone(self, worker_id: str) -> None:
+        """Nobody listens at a worker's address; it is not even a last resort for a while."""
+        self._breaker(worker_id).failed(self._clock(), gone=True)
 
     def served(self) -> ServedModel | None:
         """The model of the live workers; None when none is known."""

@@ -23,7 +23,8 @@ def client_options(*, own_connection: bool = False) -> ChannelOptions:
         ("grpc.initial_reconnect_backoff_ms", 100),
         # Despite its name, what one attempt to connect may take: a busy machine needs its time.
         ("grpc.min_reconnect_backoff_ms", 3_000),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
+        # Until the next attempt a call only hears of the last failure, even if the peer is back.
+        ("grpc.max_reconnect_backoff_ms", 100),
         # Retries are decided by the gateway, which knows what the client has already seen.
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),

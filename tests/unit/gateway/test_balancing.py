@@ -11,7 +11,7 @@ from gateway.balancing.round_robin import RoundRobin
 from gateway.breaker import MAX_COOLDOWN_S, Breaker, BreakerSettings
 from gateway.workers import DECODE, PREFILL, Workers
 from shared.discovery.card import WorkerCard
-from shared.errors import ConfigError, OverloadedError, UnavailableError, UnreachableError
+from shared.errors import ConfigError, OverloadedError, UnavailableError
 from shared.types.model_identity import ModelIdentity
 
 MODEL = ModelIdentity(
@@ -189,7 +189,7 @@ def test_all_breakers_open_means_trying_anyway() -> None:
 def test_a_worker_that_is_gone_is_no_last_resort() -> None:
     clock = Clock()
     workers = make_workers(card("p0"), card("d0"), clock=clock)
-    workers.failed("d0", UnreachableError("nobody listens there"))
+    workers.gone("d0")
     assert workers.missing() == "no_decode_worker"
     with pytest.raises(UnavailableError) as caught:
         workers.choose(avoid=set())
@@ -202,7 +202,7 @@ def test_a_new_process_under_a_known_name_is_welcome() -> None:
     cards = Cards(card("p0"), card("d0"))
     workers = Workers(cards, policy="x", make_balancer=LeastLoaded, breaker=SETTINGS, clock=Clock())
     assert workers.missing() is None
-    workers.failed("d0", UnreachableError("nobody listens there"))
+    workers.gone("d0")
     assert workers.missing() == "no_decode_worker"
     cards.listed[1] = card("d0", incarnation="2")
     assert workers.missing() is None
