@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MAX_CHANNELS = 256
 """Decode workers whose connections are kept; the one unused longest goes first."""
 
+ABORT_SECONDS = 2.0
+"""Longest wait for an abort: the next delivery waits for it, and leases end what a peer missed."""
+
 T = TypeVar("T")
 
 
@@ -112,7 +115,8 @@ class DecodeClient:
         """
         request = decode_pb2.AbortRequest(handoff=handoff_to_pb(key), reason=reason)
         stub = await self._stub(target.address)
-        answer = await _translated(stub.Abort(request, timeout=self._timeout_s))
+        seconds = min(self._timeout_s, ABORT_SECONDS)
+        answer = await _translated(stub.Abort(request, timeout=seconds))
         return answer.drained
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from prefill_service.engine.sender import Busy, ReserveTerms
 from prefill_service.rpc import decode_client
 from prefill_service.rpc.decode_client import DecodeClient
 from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
-from shared.errors import HandoffError, StaleWriteError, UnavailableError
+from shared.errors import DeadlineError, HandoffError, StaleWriteError, UnavailableError
 from shared.rpc.server import build_server
 from shared.transport.base import Grant
 from shared.types.handoff import HandoffKey
@@ -109,6 +109,15 @@ async def test_a_channel_that_closes_is_a_failure_not_a_cancel(
     await client.close()
     with pytest.raises(UnavailableError):
         await call
+
+
+async def test_a_peer_that_hangs_holds_an_abort_up_for_a_moment_only(
+    client: DecodeClient, silent: tuple[Silent, Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_client, "ABORT_SECONDS", 0.1)
+    async with asyncio.timeout(2.0):
+        with pytest.raises(DeadlineError):
+            await client.abort(silent[1], key=HandoffKey("h"), reason="t")
 
 
 async def test_a_cancel_stays_a_cancel(client: DecodeClient, silent: tuple[Silent, Target]) -> None:
