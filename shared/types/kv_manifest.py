@@ -75,6 +75,10 @@ class PruningSummary:
     """r as asked for."""
     kept_tokens: int
     """Tokens kept after lp."""
+    protected_tokens: int = 0
+    """Tokens among them that were kept whatever their scores, the window's aside."""
+    mass: float | None = None
+    """Share of the attention mass that set the kept count; None when the keep rate did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
