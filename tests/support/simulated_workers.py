@@ -193,6 +193,7 @@ class _Control(control_pb2_grpc.ControlServiceServicer):
             max_model_len=worker.simulation.max_model_len,
             device="cpu",
             transports=["grpc"],
+            profile="simulated (not calibrated)",
         )
 
     async def GetLoad(  # noqa: N802
