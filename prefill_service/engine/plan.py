@@ -29,7 +29,9 @@ class PromptPlan:
     @property
     def ranker(self) -> Ranker:
         """The method that chooses this prompt's tokens: `full` when nothing is pruned."""
-        return build_ranker("claa" if self.summary.pruned else "full", self.params)
+        ranker = build_ranker(self.params.ranker if self.summary.pruned else "full", self.params)
+        assert isinstance(ranker, Ranker), "only methods that look at layers are planned"
+        return ranker
 
     @property
     def window_tokens(self) -> int:

@@ -104,7 +104,7 @@ class PrefillRunner:
             CancelledError: `stop` turned true; seen before every block of a layer.
         """
         assert len(token_ids) == plan.prompt_tokens, "the plan is of another prompt"
-        ids_T = _checked_ids(token_ids, self._model)
+        ids_T = checked_ids(token_ids, self._model)
         started = time.perf_counter()
         config = self._model.config
         steps = LayerSteps(
@@ -249,7 +249,12 @@ def _drop_block(_first_slot: int, _k_BGD: Tensor, _v_BGD: Tensor) -> None:
     """A selection of this layer leaves later."""
 
 
-def _checked_ids(token_ids: Sequence[int], model: Transformer) -> Tensor:
+def checked_ids(token_ids: Sequence[int], model: Transformer) -> Tensor:
+    """Token ids as int64 [T] on the model's device.
+
+    Raises:
+        InvalidRequestError: one is outside the vocabulary.
+    """
     vocab_size = model.config.vocab_size
     bad = next((i for i in token_ids if not 0 <= i < vocab_size), None)
     if bad is not None:

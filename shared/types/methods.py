@@ -25,7 +25,7 @@ class KvSelect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruningParams:
-    """CLAA's parameters."""
+    """Which method ranks a prompt's tokens, and its parameters."""
 
     pruning_layer: int
     """lp, 0-based: the sequence is pruned on its output."""
@@ -49,6 +49,12 @@ class PruningParams:
     """Token 0 is kept in every set, in place of the lowest-ranked."""
     bypass_below: int = 0
     """Prompts shorter than this many tokens are not pruned."""
+    ranker: str = "claa"
+    """Name of the ranking method."""
+    kv_rate: float | None = None
+    """Share of the prompt that the cache of every pruned layer holds, in (0, 1]; None: r."""
+    seed: int = 0
+    """What the `random` method draws from."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -59,6 +65,9 @@ class PruningParams:
             (self.observation_window >= 1, "observation_window must be at least 1"),
             (self.pool_kernel % 2 == 1 and self.pool_kernel > 0, "pool_kernel must be odd"),
             (self.min_keep >= 0, "min_keep must not be negative"),
+            (self.ranker != "", "ranker must name a method"),
+            (self.kv_rate is None or 0.0 < self.kv_rate <= 1.0, "kv_rate must be in (0, 1]"),
+            (self.seed >= 0, "seed must not be negative"),
         )
         for ok, text in checks:
             if not ok:
@@ -66,11 +75,16 @@ class PruningParams:
 
     def kept_count(self, prompt_tokens: int) -> int:
         """min(L, max(floor(r L), W + 1, min_keep)); no rounding to pages (architecture.md 3.4)."""
-        if self.keep_rate >= 1.0:
+        return self._count(prompt_tokens, self.keep_rate)
+
+    def kv_count(self, prompt_tokens: int) -> int:
+        """KV entries of a layer that holds a choice of the prompt: the same with kv_rate."""
+        return self._count(prompt_tokens, self.keep_rate if self.kv_rate is None else self.kv_rate)
+
+    def _count(self, prompt_tokens: int, rate: float) -> int:
+        if rate >= 1.0:
             return prompt_tokens
-        wanted = max(
-            int(prompt_tokens * self.keep_rate), self.observation_window + 1, self.min_keep
-        )
+        wanted = max(int(prompt_tokens * rate), self.observation_window + 1, self.min_keep)
         return min(prompt_tokens, wanted)
 
 
