@@ -25,6 +25,8 @@ class PromptPlan:
     """What will happen and why, as the manifest and the answer tell it."""
     slab: SlabLayout
     """Where each layer's KV and positions lie in the landing slab."""
+    protected: tuple[int, ...] = ()
+    """Positions before the window that are kept whatever their scores, ascending."""
 
     @property
     def ranker(self) -> Ranker:
@@ -72,6 +74,7 @@ def plan_prompt(
     kept_tokens = params.kept_count(prompt_tokens)
     reason = _reason_to_keep_all(params, options, prompt_tokens=prompt_tokens)
     pruned = reason is None
+    protected = _protected(params, options, prompt_tokens=prompt_tokens, pruned=pruned)
     kept_tokens = kept_tokens if pruned else prompt_tokens
     slab = SlabLayout.plan(
         geometry,
@@ -93,8 +96,16 @@ def plan_prompt(
         kv_select=params.kv_select,
         keep_rate=params.keep_rate,
         kept_tokens=kept_tokens,
+        protected_tokens=len(protected),
+        mass=params.mass if pruned else None,
     )
-    return PromptPlan(prompt_tokens=prompt_tokens, params=params, summary=summary, slab=slab)
+    return PromptPlan(
+        prompt_tokens=prompt_tokens,
+        params=params,
+        summary=summary,
+        slab=slab,
+        protected=protected,
+    )
 
 
 def _check_prompt(config: ModelConfig, *, prompt_tokens: int) -> None:
@@ -112,22 +123,63 @@ def _check_prompt(config: ModelConfig, *, prompt_tokens: int) -> None:
 
 
 def _overridden(params: PruningParams, options: RequestOptions) -> PruningParams:
+    options.check_pruning()
+    given = {
+        name: value
+        for name in ("keep_rate", "min_keep", "observation_window", "mass", "min_rate", "max_rate")
+        if (value := getattr(options, name)) is not None
+    }
     if options.keep_rate is not None:
-        if not 0.0 < options.keep_rate <= 1.0:
+        given["mass"] = None
+    try:
+        changed = replace(params, **given)
+    except ConfigError as error:
+        raise InvalidRequestError(
+            f"the request's overrides do not fit the model's profile ({error.message}); send both "
+            "bounds, or neither",
+            param="tandem.min_rate",
+        ) from error
+    bounded = options.min_rate is not None or options.max_rate is not None
+    if bounded and changed.mass is None:
+        raise InvalidRequestError(
+            "min_rate and max_rate bound what mass comes to, but there is no mass here; "
+            "send mass as well, or keep_rate instead",
+            param="tandem.mass",
+        )
+    return changed
+
+
+def _protected(
+    params: PruningParams, options: RequestOptions, *, prompt_tokens: int, pruned: bool
+) -> tuple[int, ...]:
+    """Positions before the window that the request protects; none where nothing is dropped."""
+    candidates = max(prompt_tokens - params.observation_window, 0)
+    positions: set[int] = set()
+    for tokens in options.protect:
+        if tokens.end > prompt_tokens:
             raise InvalidRequestError(
-                f"keep_rate {options.keep_rate} is out of range: it is the share of prompt tokens "
-                "to keep; give a number above 0 and up to 1",
-                param="tandem.keep_rate",
+                f"the protected range [{tokens.start}, {tokens.end}) ends after the prompt, which "
+                f"has {prompt_tokens} tokens; count with this model's tokenizer and template",
+                param="tandem.protect",
             )
-        params = replace(params, keep_rate=options.keep_rate)
-    if options.min_keep is not None:
-        if options.min_keep < 0:
-            raise InvalidRequestError(
-                f"min_keep {options.min_keep} is negative: it is a count of tokens; give 0 or more",
-                param="tandem.min_keep",
-            )
-        params = replace(params, min_keep=options.min_keep)
-    return params
+        positions.update(range(tokens.start, min(tokens.end, candidates)))
+    if not positions or not pruned:
+        return ()
+    _check_room(params, positions, prompt_tokens=prompt_tokens)
+    return tuple(sorted(positions))
+
+
+def _check_room(params: PruningParams, protected: set[int], *, prompt_tokens: int) -> None:
+    kept_tokens = min(params.kept_count(prompt_tokens), params.kv_count(prompt_tokens))
+    places = kept_tokens - params.observation_window
+    wanted = len(protected | {0} if params.protect_first else protected)
+    if wanted > places:
+        raise InvalidRequestError(
+            f"{wanted} tokens are protected, but of {prompt_tokens} prompt tokens {kept_tokens} "
+            f"are kept, the last {params.observation_window} among them: {places} places are "
+            "left; protect fewer tokens or keep more",
+            param="tandem.protect",
+        )
 
 
 def _reason_to_keep_all(
@@ -135,7 +187,7 @@ def _reason_to_keep_all(
 ) -> str | None:
     if not options.mode.prunes:
         return "mode_full"
-    if params.keep_rate >= 1.0:
+    if params.keep_rate >= 1.0 and params.mass is None:
         return "keep_all"
     if prompt_tokens < params.bypass_below or params.kept_count(prompt_tokens) >= prompt_tokens:
         return "short_prompt"
@@ -143,5 +195,4 @@ def _reason_to_keep_all(
 
 
 def _reason_to_prune(options: RequestOptions) -> str:
-    overridden = options.keep_rate is not None or options.min_keep is not None
-    return "request" if overridden else "profile"
+    return "request" if options.changes_pruning else "profile"

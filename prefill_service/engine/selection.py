@@ -6,6 +6,7 @@ N kept tokens.
 
 import time
 
+import torch
 from torch import Tensor
 
 from prefill_service.engine.layer_steps import LayerKv
@@ -68,6 +69,9 @@ class PromptSelection:
             prompt_tokens=self._plan.prompt_tokens,
             kept_tokens=self._plan.summary.kept_tokens,
             protect_first=self._plan.params.protect_first,
+            protected_P=torch.tensor(
+                self._plan.protected, dtype=torch.int64, device=scores_RC.device
+            ),
         )
 
 

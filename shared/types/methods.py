@@ -55,6 +55,13 @@ class PruningParams:
     """Share of the prompt that the cache of every pruned layer holds, in (0, 1]; None: r."""
     seed: int = 0
     """What the `random` method draws from."""
+    mass: float | None = None
+    """Share of the scores' mass that the chosen tokens hold, in (0, 1]; sets the kept count, within
+    the bounds below and in place of r. None: r does."""
+    min_rate: float = 0.05
+    """Least keep rate that `mass` may come to."""
+    max_rate: float = 0.5
+    """Largest keep rate that `mass` may come to."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -68,18 +75,37 @@ class PruningParams:
             (self.ranker != "", "ranker must name a method"),
             (self.kv_rate is None or 0.0 < self.kv_rate <= 1.0, "kv_rate must be in (0, 1]"),
             (self.seed >= 0, "seed must not be negative"),
+            (self.mass is None or 0.0 < self.mass <= 1.0, "mass must be in (0, 1]"),
+            (
+                0.0 < self.min_rate <= self.max_rate <= 1.0,
+                "0 < min_rate <= max_rate <= 1 must hold",
+            ),
         )
         for ok, text in checks:
             if not ok:
                 raise ConfigError(f"pruning parameters: {text}")
 
     def kept_count(self, prompt_tokens: int) -> int:
-        """min(L, max(floor(r L), W + 1, min_keep)); no rounding to pages (architecture.md 3.4)."""
-        return self._count(prompt_tokens, self.keep_rate)
+        """min(L, max(floor(r L), W + 1, min_keep)); no rounding to pages (architecture.md 3.4).
+
+        With `mass`, the most that it may come to: r is max_rate, and one token at least is dropped
+        where min_rate would drop some.
+        """
+        if self.mass is None:
+            return self._count(prompt_tokens, self.keep_rate)
+        least = self.least_count(prompt_tokens)
+        return max(least, min(self._count(prompt_tokens, self.max_rate), prompt_tokens - 1))
+
+    def least_count(self, prompt_tokens: int) -> int:
+        """The least kept count that `mass` may come to: that of min_rate; without it, the count."""
+        rate = self.keep_rate if self.mass is None else self.min_rate
+        return self._count(prompt_tokens, rate)
 
     def kv_count(self, prompt_tokens: int) -> int:
         """KV entries of a layer that holds a choice of the prompt: the same with kv_rate."""
-        return self._count(prompt_tokens, self.keep_rate if self.kv_rate is None else self.kv_rate)
+        if self.kv_rate is None:
+            return self.kept_count(prompt_tokens)
+        return self._count(prompt_tokens, self.kv_rate)
 
     def _count(self, prompt_tokens: int, rate: float) -> int:
         if rate >= 1.0:
