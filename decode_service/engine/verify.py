@@ -69,11 +69,11 @@ class ManifestVerifier:
         differences = self._identity.differences(manifest.model)
         if differences:
             raise rejected(RejectReason.MODEL, "; ".join(differences))
-        promised = (manifest.prompt_tokens, manifest.pruning.kept_tokens)
+        promised = (manifest.prompt_tokens, manifest.pruning.slots)
         granted = (spec.prompt_tokens, spec.kept_tokens)
         if promised != granted:
             raise rejected(
-                RejectReason.COUNTS, f"(prompt, kept) tokens {promised} against {granted} granted"
+                RejectReason.COUNTS, f"(prompt, KV) tokens {promised} against {granted} granted"
             )
         if manifest.next_position != manifest.prompt_tokens:
             raise rejected(
@@ -109,7 +109,7 @@ class ManifestVerifier:
                 prompt_tokens=spec.prompt_tokens,
                 kept_tokens=spec.kept_tokens,
                 whole_layers=spec.whole_layers,
-                pruning_layer=manifest.pruning.pruning_layer,
+                pruning_layer=manifest.pruning.last_choosing_layer(self._geometry.num_layers),
                 kv_select=manifest.pruning.kv_select,
                 pruned=manifest.pruning.pruned,
             )

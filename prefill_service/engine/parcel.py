@@ -47,7 +47,7 @@ class Parcel:
         """The room it needs on the decode side."""
         return ReserveTerms(
             prompt_tokens=self.plan.prompt_tokens,
-            kept_tokens=self.plan.summary.kept_tokens,
+            kept_tokens=self.plan.summary.slots,
             whole_layers=sum(layout == 0 for layout in self.plan.slab.layer_layouts),
             slab_bytes=self.plan.slab.total_bytes,
             max_new_tokens=self.request.stop.max_tokens,

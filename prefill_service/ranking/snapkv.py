@@ -30,10 +30,12 @@ class SnapKvRanker:
         return "snapkv"
 
     def settled(self, num_layers: int) -> PruningParams:
-        """No layer keeps its whole cache, each KV head of every layer chooses."""
+        """Each KV head of every layer chooses; `kv_rate`, where given, is the only rate."""
         return replace(
             self.params,
             pruning_layer=num_layers - 1,
+            keep_rate=self.params.kv_rate or self.params.keep_rate,
+            kv_rate=None,
             aggregation_window=1,
             deferred_layers=0,
             kv_select=KvSelect.HEAD,

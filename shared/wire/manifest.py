@@ -53,6 +53,8 @@ def pruning_to_pb(summary: PruningSummary) -> common_pb2.PruningSummary:
         kept_tokens=summary.kept_tokens,
         protected_tokens=summary.protected_tokens,
         mass=summary.mass,
+        ranker=summary.ranker,
+        kv_tokens=summary.kv_tokens,
     )
 
 
@@ -75,6 +77,8 @@ def pruning_from_pb(message: common_pb2.PruningSummary) -> PruningSummary:
         kept_tokens=message.kept_tokens,
         protected_tokens=message.protected_tokens,
         mass=message.mass if message.HasField("mass") else None,
+        ranker=message.ranker,
+        kv_tokens=message.kv_tokens if message.HasField("kv_tokens") else None,
     )
 
 

@@ -514,6 +514,8 @@ class PruningSummary(_message.Message):
     KEPT_TOKENS_FIELD_NUMBER: _builtins.int
     PROTECTED_TOKENS_FIELD_NUMBER: _builtins.int
     MASS_FIELD_NUMBER: _builtins.int
+    RANKER_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
     pruned: _builtins.bool
     """False: every token was kept."""
     reason: _builtins.str
@@ -538,6 +540,10 @@ class PruningSummary(_message.Message):
     """Tokens among them that were kept whatever their scores, the window's aside."""
     mass: _builtins.float
     """Share of the attention mass that set the kept count; unset when keep_rate did."""
+    ranker: _builtins.str
+    """Method that ranked the tokens."""
+    kv_tokens: _builtins.int
+    """KV entries of a layer that holds a choice; unset when they are kept_tokens."""
     def __init__(
         self,
         *,
@@ -553,13 +559,20 @@ class PruningSummary(_message.Message):
         kept_tokens: _builtins.int = ...,
         protected_tokens: _builtins.int = ...,
         mass: _builtins.float | None = ...,
+        ranker: _builtins.str = ...,
+        kv_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_mass", b"_mass", "mass", b"mass"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_tokens", b"_kv_tokens", "_mass", b"_mass", "kv_tokens", b"kv_tokens", "mass", b"mass"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mass", b"_mass", "aggregation", b"aggregation", "aggregation_window", b"aggregation_window", "deferred_layers", b"deferred_layers", "keep_rate", b"keep_rate", "kept_tokens", b"kept_tokens", "kv_select", b"kv_select", "mass", b"mass", "observation_window", b"observation_window", "protected_tokens", b"protected_tokens", "pruned", b"pruned", "pruning_layer", b"pruning_layer", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_tokens", b"_kv_tokens", "_mass", b"_mass", "aggregation", b"aggregation", "aggregation_window", b"aggregation_window", "deferred_layers", b"deferred_layers", "keep_rate", b"keep_rate", "kept_tokens", b"kept_tokens", "kv_select", b"kv_select", "kv_tokens", b"kv_tokens", "mass", b"mass", "observation_window", b"observation_window", "protected_tokens", b"protected_tokens", "pruned", b"pruned", "pruning_layer", b"pruning_layer", "ranker", b"ranker", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__kv_tokens: _TypeAlias = _typing.Literal["kv_tokens"]  # noqa: Y015
+    _WhichOneofArgType__kv_tokens: _TypeAlias = _typing.Literal["_kv_tokens", b"_kv_tokens"]  # noqa: Y015
     _WhichOneofReturnType__mass: _TypeAlias = _typing.Literal["mass"]  # noqa: Y015
     _WhichOneofArgType__mass: _TypeAlias = _typing.Literal["_mass", b"_mass"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_tokens) -> _WhichOneofReturnType__kv_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mass) -> _WhichOneofReturnType__mass | None: ...
 
 Global___PruningSummary: _TypeAlias = PruningSummary  # noqa: Y015
