@@ -141,16 +141,16 @@ def _shortened(writer: PromptWriter, draft: Draft, *, limit: int) -> Draft:
     ids = writer.tokenizer.encode(draft.context + draft.question, add_special_tokens=False)
     half = (limit - (count - len(ids))) // 2
     while half > 0:
-        text = writer.tokenizer.decode(ids[:half]) + writer.tokenizer.decode(ids[-half:])
-        # What follows the context is short, and so survives the cut at the end of the text.
-        at = max(len(text) - len(draft.question), 0)
-        cut = replace(draft, context=text[:at], question=text[at:])
+        first, last = (writer.tokenizer.decode(part) for part in (ids[:half], ids[-half:]))
+        if not last.endswith(draft.question):
+            break
+        cut = replace(draft, context=first + last.removesuffix(draft.question))
         excess = writer.count(cut) - limit
         if excess <= 0:
             return cut
         half -= max(excess // 2, 1)
     raise ConfigError(
-        f"{limit} prompt tokens have no room for a LongBench prompt: allow more of them"
+        f"{limit} prompt tokens have no room for the question of a LongBench prompt: allow more"
     )
 
 

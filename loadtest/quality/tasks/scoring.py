@@ -29,7 +29,7 @@ METRICS: Mapping[str, Callable[[Sample, str], float]] = MappingProxyType(
 )
 
 
-def score(sample: Sample, output: str) -> float:
+def score_output(sample: Sample, output: str) -> float:
     """How right an output is, 0 to 1.
 
     `string_match_all` is the share of references that the output contains; the other metrics take

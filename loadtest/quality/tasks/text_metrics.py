@@ -104,4 +104,5 @@ def _plain_words(text: str) -> list[str]:
 
 
 def _sentences(text: str) -> list[list[str]]:
-    return [words for part in text.split(".") if (words := part.split())]
+    # White space between full stops counts as an empty word, as in the package LongBench uses.
+    return [part.split() or [""] for part in text.split(".") if part]
