@@ -64,13 +64,6 @@ def generate_many(
     return answers
 
 
-def answer_is_greedy(
-    model: Transformer, prompt: EvaluatedPrompt, answer_ids: Sequence[int]
-) -> bool:
-    """Whether greedy decode gives exactly this answer; see `answers_are_greedy`."""
-    return answers_are_greedy(model, [prompt], [answer_ids])[0]
-
-
 @torch.inference_mode()
 def answers_are_greedy(
     model: Transformer,

@@ -1,13 +1,11 @@
-"""How well a ranking agrees with the oracle's: Spearman's rho, by layer and by task.
+"""How well a ranking agrees with the oracle's: Spearman's rho, in all and by layer.
 
 Shapes: N values compared, X any leading dimensions, L prompt tokens, G KV heads, C = L - W
 candidates.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ from shared.types.methods import Aggregation, PruningParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCorrelation:
-    """Agreement of the window scores of one prompt, or of several on average, with the oracle."""
+    """Agreement of one prompt's window scores with the oracle."""
 
     single: tuple[float, ...]
     """Rho of each layer alone, its KV heads added."""
@@ -27,20 +25,6 @@ class LayerCorrelation:
     """Rho of the layers lp-n+1..lp combined, for every lp, by form of aggregation."""
     aggregation_window: int
     """n."""
-    observation_window: int
-    """W."""
-    samples: int = 1
-    """Prompts that were averaged."""
-
-    def record(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "single": list(self.single),
-            "aggregated": {form.value: list(rhos) for form, rhos in self.aggregated.items()},
-            "aggregation_window": self.aggregation_window,
-            "observation_window": self.observation_window,
-            "samples": self.samples,
-        }
 
 
 def average_ranks(values_XN: Tensor) -> Tensor:
@@ -109,41 +93,7 @@ def layer_correlation(
         single=_rhos(single_YC, oracle_C),
         aggregated=aggregated,
         aggregation_window=params.aggregation_window,
-        observation_window=params.observation_window,
     )
-
-
-def mean_correlation(found: Iterable[LayerCorrelation]) -> LayerCorrelation:
-    """Mean over prompts, layer by layer.
-
-    Args:
-        found: one a prompt, at least one, all with the same windows and forms of aggregation.
-    """
-    found = list(found)
-    first = found[0]
-    assert all(
-        (one.aggregation_window, one.observation_window, one.aggregated.keys())
-        == (first.aggregation_window, first.observation_window, first.aggregated.keys())
-        for one in found
-    )
-    return replace(
-        first,
-        single=_means([one.single for one in found]),
-        aggregated={
-            form: _means([one.aggregated[form] for one in found]) for form in first.aggregated
-        },
-        samples=len(found),
-    )
-
-
-def correlation_by_task(
-    found: Iterable[tuple[str, LayerCorrelation]],
-) -> dict[str, LayerCorrelation]:
-    """Means over the prompts of each task, tasks in the order of their first prompt."""
-    by_task: dict[str, list[LayerCorrelation]] = {}
-    for task, one in found:
-        by_task.setdefault(task, []).append(one)
-    return {task: mean_correlation(group) for task, group in by_task.items()}
 
 
 def _aggregated_rhos(
@@ -159,10 +109,6 @@ def _aggregated_rhos(
 
 def _rhos(scores_YC: Tensor, oracle_C: Tensor) -> tuple[float, ...]:
     return tuple(spearman(scores_YC, oracle_C).tolist())
-
-
-def _means(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(fmean(column) for column in zip(*rows, strict=True))
 
 
 def _centred(ranks_XN: Tensor) -> Tensor:

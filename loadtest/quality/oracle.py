@@ -9,15 +9,14 @@ H query heads, G KV heads, D head size.
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from loadtest.quality.answer import generate
 from loadtest.quality.tail import PromptKv, TailRun
 from prefill_service.engine.evaluate import EvaluatedPrompt
 from prefill_service.ranking.base import Observation
@@ -31,7 +30,7 @@ _STD_FLOOR = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OracleSwitches:
-    """How attention becomes the oracle's score; recorded with every result."""
+    """How attention becomes the oracle's score; results name it by its label."""
 
     softmax: bool = True
     """Probabilities over the prompt; off: plain scaled products."""
@@ -81,52 +80,6 @@ class AskedPrompt:
         return Observation(
             q_WHD=queries_WHD[queries_WHD.shape[0] - window :], k_LGD=self.keys[layer]
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OracleScore:
-    """The oracle's ranking of one prompt."""
-
-    score_L: Tensor
-    """Float32: higher was looked at more."""
-    answer_ids: tuple[int, ...]
-    """The answer that asked."""
-    switches: OracleSwitches
-    """How it was computed."""
-
-    def record(self) -> dict[str, Any]:
-        """All but the scores, JSON-ready."""
-        return {"answer_ids": list(self.answer_ids), "switches": asdict(self.switches)}
-
-
-def answer_oracle(
-    model: Transformer,
-    full: EvaluatedPrompt,
-    *,
-    token_ids: Sequence[int],
-    max_tokens: int,
-    stop_ids: Collection[int],
-    switches: OracleSwitches | None = None,
-) -> OracleScore:
-    """Answers a prompt greedily and scores it.
-
-    Args:
-        model: the decoder.
-        full: the prompt read in full: every layer holds all of its KV.
-        token_ids: the prompt.
-        max_tokens: tokens of the answer at most.
-        stop_ids: tokens that end it; they do not ask.
-        switches: how to score; the paper's way without it.
-
-    Raises:
-        ConfigError: `full` is pruned, or max_tokens is below 1.
-    """
-    answer_ids = generate(model, full, max_tokens=max_tokens, stop_ids=stop_ids)
-    asked = ask_prompt(model, full, token_ids=token_ids, answer_ids=answer_ids, window=1)
-    switches = OracleSwitches() if switches is None else switches
-    return OracleScore(
-        score_L=oracle_scores(asked, switches), answer_ids=tuple(answer_ids), switches=switches
-    )
 
 
 @torch.inference_mode()
@@ -185,13 +138,11 @@ def oracle_scores(asked: AskedPrompt, switches: OracleSwitches) -> Tensor:
     num_asking = asked.answer_queries[0].shape[0]
     for start in range(0, num_asking, block):
         rows = slice(start, start + block)
-        largest_AL = torch.stack(
-            [
-                _largest_over_heads(q_AHD[rows], k_LGD, switches)
-                for q_AHD, k_LGD in zip(asked.answer_queries, asked.keys, strict=True)
-            ]
-        ).amax(dim=0)
-        total_L += largest_AL.sum(dim=0, dtype=torch.float64)
+        by_layer = (
+            _largest_over_heads(q_AHD[rows], k_LGD, switches)
+            for q_AHD, k_LGD in zip(asked.answer_queries, asked.keys, strict=True)
+        )
+        total_L += reduce(torch.maximum, by_layer).sum(dim=0, dtype=torch.float64)
     mean_1L = (total_L / num_asking).float()[None]
     kernel = switches.pool_kernel
     return functional.avg_pool1d(mean_1L, kernel, stride=1, padding=kernel // 2)[0]

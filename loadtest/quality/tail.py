@@ -15,11 +15,19 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch users know
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from prefill_service.engine.evaluate import EvaluatedPrompt
 from shared.model.rope import RopeTable
 from shared.model.rope_config import RopeKind
 from shared.model.transformer import Transformer
+
+_BACKENDS = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
+"""Without cuDNN, which plans anew for every length, and a tail's changes with every token."""
 
 QuerySink = Callable[[int, Tensor], None]
 """Is told a layer's index and its rotated queries [B, T, H, D]."""
@@ -106,7 +114,10 @@ class TailRun:
         Returns:
             The last layer's output [B, T, E].
         """
-        blocks = [self._feed_block(ids, on_queries) for ids in torch.split(ids_BT, _BLOCK, dim=1)]
+        with sdpa_kernel(list(_BACKENDS)):
+            blocks = [
+                self._feed_block(ids, on_queries) for ids in torch.split(ids_BT, _BLOCK, dim=1)
+            ]
         return torch.cat(blocks, dim=1)
 
     def _feed_block(self, ids_BT: Tensor, on_queries: QuerySink | None) -> Tensor:

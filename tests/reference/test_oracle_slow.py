@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from loadtest.quality.oracle import OracleSwitches, answer_oracle
+from loadtest.quality.answer import generate
+from loadtest.quality.oracle import OracleSwitches, ask_prompt, oracle_scores
 from prefill_service.engine.evaluate import rank_and_prefill
 from shared.model.attention import TorchAttention
 from shared.model.transformer import Transformer
@@ -56,14 +57,9 @@ def test_oracle_equals_its_definition(
         token_ids=token_ids,
         params=PruningParams(pruning_layer=3, keep_rate=1.0),
     )
-    ours = answer_oracle(
-        tiny_model,
-        full,
-        token_ids=token_ids,
-        max_tokens=ANSWER_TOKENS,
-        stop_ids=(),
-        switches=OracleSwitches(pool_kernel=kernel),
-    )
+    found = generate(tiny_model, full, max_tokens=ANSWER_TOKENS, stop_ids=())
+    asked = ask_prompt(tiny_model, full, token_ids=token_ids, answer_ids=found, window=8)
+    ours = oracle_scores(asked, OracleSwitches(pool_kernel=kernel))
     answer, scores = twin_oracle(slow_model, token_ids, kernel)
-    assert list(ours.answer_ids) == answer
-    assert ours.score_L.tolist() == pytest.approx(scores, abs=1e-5)
+    assert found == answer
+    assert ours.tolist() == pytest.approx(scores, abs=1e-5)

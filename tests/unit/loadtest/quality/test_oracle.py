@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loadtest.quality.answer import generate
 from loadtest.quality.oracle import (
     AskedPrompt,
     OracleSwitches,
-    answer_oracle,
     ask_prompt,
     oracle_scores,
 )
@@ -58,17 +56,12 @@ def test_standardised_heads_by_hand() -> None:
     assert oracle_scores(asked, switches).tolist() == pytest.approx([1.0, -1.0])
 
 
-def test_the_answer_is_the_greedy_one_and_its_stop_token_does_not_ask(
-    tiny_model: Transformer,
-) -> None:
+def test_the_last_prompt_token_and_every_answer_token_ask(tiny_model: Transformer) -> None:
     full = read(tiny_model)
-    free = generate(tiny_model, full, max_tokens=5, stop_ids=())
-    oracle = answer_oracle(tiny_model, full, token_ids=IDS, max_tokens=5, stop_ids={free[3]})
-    assert list(oracle.answer_ids) == free[: free.index(free[3])]
-    asked = ask_prompt(tiny_model, full, token_ids=IDS, answer_ids=oracle.answer_ids, window=1)
-    assert asked.answer_queries[0].shape[0] == 1 + len(oracle.answer_ids)
-    torch.testing.assert_close(oracle.score_L, oracle_scores(asked, OracleSwitches()))
-    assert oracle.record()["switches"] == {"softmax": True, "zhead": False, "pool_kernel": 7}
+    asked = ask_prompt(tiny_model, full, token_ids=IDS, answer_ids=[60, 61, 62], window=3)
+    assert all(q_AHD.shape[0] == 1 + 3 for q_AHD in asked.answer_queries)
+    for window, answer in zip(asked.window_queries, asked.answer_queries, strict=True):
+        torch.testing.assert_close(window[-1], answer[0])
 
 
 def test_blocks_of_queries_change_nothing(
