@@ -43,17 +43,29 @@ def load_profile(
     own = calibrated_path(model_hash, cache_dir)
     if model_hash and own.is_file():
         return _fitting(read_profile(own), config, model_hash=model_hash)
+    shipped = shipped_profile(config)
+    return default_profile(config) if shipped is None else _of_this_shape(shipped, model_hash)
+
+
+def shipped_profile(config: ModelConfig) -> ModelProfile | None:
+    """The shipped profile of a model's shape; None where there is none."""
     for path in sorted(_FOLDER.glob("*.toml")):
         profile = read_profile(path)
         if profile.fit.describes(config):
-            return _of_this_shape(_fitting(profile, config, model_hash=""), model_hash)
-    return default_profile(config)
+            return _fitting(profile, config, model_hash="")
+    return None
 
 
 def calibrated_path(model_hash: str, cache_dir: Path | None = None) -> Path:
     """Where the profile that was calibrated on the weights of this hash belongs."""
     root = cache_dir if cache_dir is not None else default_cache_dir()
     return root / "profiles" / f"{model_hash}.toml"
+
+
+def base_profile(config: ModelConfig) -> ModelProfile:
+    """What a calibration starts from: the shipped profile of this shape, or the defaults."""
+    shipped = shipped_profile(config)
+    return _defaults(config) if shipped is None else shipped
 
 
 def paper_profile(config: ModelConfig) -> ModelProfile:
@@ -69,14 +81,18 @@ def default_profile(config: ModelConfig) -> ModelProfile:
         config.family,
         config.num_layers,
     )
-    return _scaled(
-        config, name="default", source="the papers' defaults, token 0 protected", protect_first=True
-    )
+    return _defaults(config)
 
 
 def profile_names() -> list[str]:
     """Names of the shipped profiles, and `paper`."""
     return [*sorted(path.stem for path in _FOLDER.glob("*.toml")), PAPER]
+
+
+def _defaults(config: ModelConfig) -> ModelProfile:
+    return _scaled(
+        config, name="default", source="the papers' defaults, token 0 protected", protect_first=True
+    )
 
 
 def _scaled(config: ModelConfig, *, name: str, source: str, protect_first: bool) -> ModelProfile:

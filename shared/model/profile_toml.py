@@ -65,7 +65,7 @@ def profile_text(profile: ModelProfile, *, evidence: Mapping[str, Any]) -> str:
     """The TOML of a profile.
 
     Args:
-        profile: every value that is not None is written, with its source.
+        profile: every value that has a source, or is not the code's default, is written.
         evidence: strings, numbers, booleans and lists of them, or tables of these.
     """
     head = {"name": profile.name, "source": profile.source, "calibrated": profile.calibrated}
@@ -77,8 +77,8 @@ def profile_text(profile: ModelProfile, *, evidence: Mapping[str, Any]) -> str:
         lines += ["", f"[{section}]"]
         for f in fields(params):
             value = getattr(params, f.name)
-            if value is not None:
-                source = profile.sources.get(f"{section}.{f.name}", "default")
+            source = profile.sources.get(f"{section}.{f.name}", "")
+            if source or value != f.default:
                 entry = f"{{ value = {_literal(value)}, source = {_literal(source)} }}"
                 lines.append(f"{f.name} = {entry}")
     return "\n".join([*lines, *_table("evidence", evidence)]) + "\n"
