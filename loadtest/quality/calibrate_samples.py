@@ -1,7 +1,6 @@
 """The prompts of a calibration: a seeded needle mixture, a user's own prompts, or both."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +79,9 @@ def _sample(writer: PromptWriter, line: str, *, number: int, path: Path) -> Samp
     )
 
 
-def _entry(line: str, *, where: str) -> Mapping[str, Any]:
+def _entry(line: str, *, where: str) -> dict[str, str]:
     try:
-        entry = json.loads(line)
+        entry: Any = json.loads(line)
     except ValueError as error:
         raise ConfigError(
             f'{where} is no JSON ({error}): write one object a line, such as {{"prompt": "..."}}'
@@ -102,4 +101,4 @@ def _entry(line: str, *, where: str) -> Mapping[str, Any]:
         raise ConfigError(
             f"{where}: the needle is not in the prompt word for word; copy it from there"
         )
-    return entry
+    return dict(entry)
