@@ -92,6 +92,8 @@ def _strongest(seen: Observation, *, pool_kernel: int) -> Tensor:
 def _chunk_means(scores_L: Tensor, chunk_tokens: int) -> Tensor:
     """Every token with the mean of its chunk; the last chunk may be short."""
     num_tokens = scores_L.shape[0]
-    chunk_L = torch.arange(num_tokens, device=scores_L.device) // chunk_tokens
-    sums = scores_L.new_zeros(-(-num_tokens // chunk_tokens)).index_add_(0, chunk_L, scores_L)
-    return (sums / torch.bincount(chunk_L))[chunk_L]
+    spare = -num_tokens % chunk_tokens
+    sums = functional.pad(scores_L, (0, spare)).view(-1, chunk_tokens).sum(dim=1)
+    counts = torch.full_like(sums, chunk_tokens)
+    counts[-1] -= spare
+    return (sums / counts).repeat_interleave(chunk_tokens)[:num_tokens]
