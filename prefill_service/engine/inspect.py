@@ -51,7 +51,7 @@ def capture_prefill(
     kv = CapturedKv(plan)
     runner = PrefillRunner(model, attention=attention, chunk_tokens=chunk_tokens)
     output = runner.run(token_ids=token_ids, plan=plan, observer=kv, stop=lambda: False)
-    return CapturedPrefill(plan=plan, output=output, kv=kv)
+    return CapturedPrefill(plan=output.plan, output=output, kv=kv)
 
 
 def inspect_prune(

@@ -21,7 +21,7 @@ class Parcel:
 
     Args:
         request: whose it is.
-        plan: how it is laid out.
+        plan: how it is laid out, as far as that is known before it runs.
         slab: its bytes.
         model: the model that computes it.
     """
@@ -59,8 +59,9 @@ class Parcel:
         penalised = self.request.sampling.repetition_penalty != 1.0
         return self.request.token_ids if penalised else ()
 
-    def finish(self, first_tokens: tuple[SampledToken, ...]) -> None:
-        """The prompt is computed."""
+    def finish(self, first_tokens: tuple[SampledToken, ...], *, plan: PromptPlan) -> None:
+        """The prompt is computed, as `plan` says."""
+        self.plan = plan
         self._first_tokens = first_tokens
         self.completed_at = time.monotonic()
         self._complete.set()

@@ -25,6 +25,8 @@ class PromptPlan:
     """What will happen and why, as the manifest and the answer tell it."""
     slab: SlabLayout
     """Where each layer's KV and positions lie in the landing slab."""
+    geometry: KvGeometry
+    """Shape of the cache."""
     protected: tuple[int, ...] = ()
     """Positions before the window that are kept whatever their scores, ascending."""
 
@@ -46,6 +48,19 @@ class PromptPlan:
         if not self.summary.pruned:
             return range(0)
         return range(self.params.deferred_layers, self.params.pruning_layer + 1)
+
+    def settled(self, kept_tokens: int) -> "PromptPlan":
+        """The plan with the count that `mass` came to, which is at most the planned one."""
+        assert self.summary.mass is not None, "every other count is known from the start"
+        assert kept_tokens <= self.summary.kept_tokens, "room was asked for the bound"
+        slab = _laid_out(
+            self.params,
+            geometry=self.geometry,
+            prompt_tokens=self.prompt_tokens,
+            kept_tokens=kept_tokens,
+            pruned=True,
+        )
+        return replace(self, summary=replace(self.summary, kept_tokens=kept_tokens), slab=slab)
 
 
 def plan_prompt(
@@ -76,13 +91,11 @@ def plan_prompt(
     pruned = reason is None
     protected = _protected(params, options, prompt_tokens=prompt_tokens, pruned=pruned)
     kept_tokens = kept_tokens if pruned else prompt_tokens
-    slab = SlabLayout.plan(
-        geometry,
+    slab = _laid_out(
+        params,
+        geometry=geometry,
         prompt_tokens=prompt_tokens,
         kept_tokens=kept_tokens,
-        whole_layers=min(params.deferred_layers, params.pruning_layer + 1),
-        pruning_layer=params.pruning_layer,
-        kv_select=params.kv_select,
         pruned=pruned,
     )
     summary = PruningSummary(
@@ -104,7 +117,27 @@ def plan_prompt(
         params=params,
         summary=summary,
         slab=slab,
+        geometry=geometry,
         protected=protected,
+    )
+
+
+def _laid_out(
+    params: PruningParams,
+    *,
+    geometry: KvGeometry,
+    prompt_tokens: int,
+    kept_tokens: int,
+    pruned: bool,
+) -> SlabLayout:
+    return SlabLayout.plan(
+        geometry,
+        prompt_tokens=prompt_tokens,
+        kept_tokens=kept_tokens,
+        whole_layers=min(params.deferred_layers, params.pruning_layer + 1),
+        pruning_layer=params.pruning_layer,
+        kv_select=params.kv_select,
+        pruned=pruned,
     )
 
 
@@ -131,6 +164,8 @@ def _overridden(params: PruningParams, options: RequestOptions) -> PruningParams
     }
     if options.keep_rate is not None:
         given["mass"] = None
+    if options.mass is not None:
+        given["kv_rate"] = None
     try:
         changed = replace(params, **given)
     except ConfigError as error:

@@ -37,6 +37,9 @@ class KvObserver(Protocol):
     Tensors are contiguous, on the model's device, and never written again: they may be kept.
     """
 
+    def settled(self, plan: PromptPlan) -> None:
+        """The plan as it ends: once, before the first choice, where a mass sets its count."""
+
     def kv_final(
         self, *, layer: int, first_slot: int, keys_NGD: Tensor, values_NGD: Tensor
     ) -> None:
@@ -53,6 +56,8 @@ class KvObserver(Protocol):
 class PrefillOutput:
     """What a prompt's prefill gives beside its KV."""
 
+    plan: PromptPlan
+    """What was done: the plan that it ran by, with the count that a mass came to."""
     logits_V: Tensor
     """Float32 logits of the token after the prompt."""
     kept_N: Tensor
@@ -116,6 +121,7 @@ class PrefillRunner:
         run = _PromptRun(self._model, plan=plan, steps=steps, observer=observer)
         logits_V = run.forward(ids_T)
         return PrefillOutput(
+            plan=run.selection.plan,
             logits_V=logits_V,
             kept_N=run.positions_T,
             select_seconds=run.selection.seconds,
@@ -174,6 +180,10 @@ class _PromptRun:
         q_WHD = layer.q(x_TE[window], self._rope.rows(window))
         self._settle(index, kv, q_WHD=q_WHD)
         kept_N = self.selection.kept()
+        if self.selection.plan is not self._plan:
+            self._plan = self.selection.plan
+            self._slab = self._plan.slab
+            self._observer.settled(self._plan)
         self._release_awaiting(kept_N)
         self.positions_T, self._rope = kept_N, self._rope.rows(kept_N)
         is_last = index == len(self._model.layers) - 1
@@ -221,8 +231,10 @@ class _PromptRun:
 
     def _release_awaiting(self, kept_N: Tensor) -> None:
         for index in sorted(self._awaiting_kept):
-            keys_NGD, values_NGD = gathered(self._awaiting_kept.pop(index), kept_N[None])
-            self._emit(index, keys_NGD, values_NGD, first_slot=0, positions_RN=kept_N[None])
+            own_RN = self.selection.late_choice(index)
+            positions_RN = kept_N[None] if own_RN is None else own_RN
+            keys_NGD, values_NGD = gathered(self._awaiting_kept.pop(index), positions_RN)
+            self._emit(index, keys_NGD, values_NGD, first_slot=0, positions_RN=positions_RN)
 
     def _emit(
         self,

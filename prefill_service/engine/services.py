@@ -38,7 +38,7 @@ def profile_planner(config: ModelConfig, *, geometry: KvGeometry, params: Prunin
 class Recorder(Protocol):
     """Is told what happened, for metrics and logs; on the loop."""
 
-    def computed(self, plan: PromptPlan, computed: Computed) -> None:
+    def computed(self, computed: Computed) -> None:
         """A prompt went through the model."""
         ...
 

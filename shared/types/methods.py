@@ -76,6 +76,7 @@ class PruningParams:
             (self.kv_rate is None or 0.0 < self.kv_rate <= 1.0, "kv_rate must be in (0, 1]"),
             (self.seed >= 0, "seed must not be negative"),
             (self.mass is None or 0.0 < self.mass <= 1.0, "mass must be in (0, 1]"),
+            (self.mass is None or self.kv_rate is None, "mass sets the caches too: no kv_rate"),
             (
                 0.0 < self.min_rate <= self.max_rate <= 1.0,
                 "0 < min_rate <= max_rate <= 1 must hold",

@@ -1,6 +1,7 @@
 """Selection: budget, window, protection, ties."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from prefill_service.ranking.select import (
     attention_mass,
     cache_rows,
     count_by_mass,
+    kept_by_mass,
     select_positions,
 )
-from shared.types.methods import KvSelect
+from shared.types.methods import KvSelect, PruningParams
 
 
 def chosen(scores: list[float], *, length: int, kept: int, protect: bool = False) -> list[int]:
@@ -132,3 +134,30 @@ def test_count_by_mass_follows_the_ranking(share: float, count: int) -> None:
 def test_count_without_mass_or_candidates() -> None:
     assert count_by_mass(torch.ones(3), torch.zeros(3), share=0.5) == 1
     assert count_by_mass(torch.ones(0), torch.zeros(0), share=0.5) == 0
+
+
+def test_mass_of_what_is_kept_anyway_counts_for_nothing() -> None:
+    scores_GC = torch.tensor([[90.0, 4.0, 3.0, 2.0, 1.0]])
+    params = PruningParams(
+        pruning_layer=0, mass=0.6, min_rate=0.01, max_rate=1.0, observation_window=1
+    )
+
+    def kept(protected: list[int], *, first: bool) -> int:
+        return kept_by_mass(
+            replace(params, protect_first=first),
+            scores_C=scores_GC[0],
+            layer_scores=[scores_GC],
+            prompt_tokens=6,
+            protected_P=torch.tensor(protected, dtype=torch.int64),
+        )
+
+    assert kept([], first=False) == 2, "token 0 alone holds it; and the window"
+    assert kept([], first=True) == 4, "4 + 3 of the other 10; token 0; the window"
+    assert kept([1, 4], first=True) == 5, "3 of the other 5, and all that is protected"
+    assert kept([1, 2, 3], first=True) == 5, "bounded: one is dropped"
+
+
+def test_nan_neither_counts_nor_ranks() -> None:
+    scores = torch.tensor([math.nan, 2.0, 1.0])
+    assert attention_mass([scores[None]]).tolist() == pytest.approx([0.0, 2 / 3, 1 / 3])
+    assert count_by_mass(scores, torch.tensor([0.0, 0.6, 0.4]), share=0.5) == 1

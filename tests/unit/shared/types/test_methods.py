@@ -40,6 +40,7 @@ def test_kept_count_is_the_stated_formula(length, rate, window, floor):
         {"min_rate": 0.0},
         {"max_rate": 1.5},
         {"min_rate": 0.6, "max_rate": 0.5},
+        {"mass": 0.5, "kv_rate": 0.5},
     ],
 )
 def test_pruning_parameters_are_checked(bad):
