@@ -9,6 +9,7 @@ everything stays in memory and no variant needs a layout that a worker could rec
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from prefill_service.engine.dense_pass import DensePass, layer_steps
 from prefill_service.engine.family import EvaluatedPrompt, Family, LayerCache, Variant
@@ -32,6 +33,10 @@ __all__ = [
 
 ONE_BLOCK = 1 << 30
 """Tokens of a block: a prompt goes through a layer in one piece."""
+
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Without cuDNN, which plans anew for every count of queries and keys: tenths of a second, and
+every variant of every prompt has its own."""
 
 
 def rank_and_prefill(
@@ -91,14 +96,17 @@ def each_variant(
     ]
     if not built:
         return
-    dense = DensePass(
-        model,
-        steps=layer_steps(model, attention=attention, chunk_tokens=ONE_BLOCK, check=check),
-        ids_T=ids_T,
-        depth=max(variant.depth for variant in built),
-        inputs={variant.params.pruning_layer for variant in built},
-        window=max(variant.window for variant in built),
-    )
+    with sdpa_kernel(_KERNELS):
+        dense = DensePass(
+            model,
+            steps=layer_steps(model, attention=attention, chunk_tokens=ONE_BLOCK, check=check),
+            ids_T=ids_T,
+            depth=max(variant.depth for variant in built),
+            inputs={variant.params.pruning_layer for variant in built},
+            window=max(variant.window for variant in built),
+        )
     family = Family(dense, view=DenseView(dense, draft=side.draft))
     for variant in built:
-        yield family.run(variant)
+        with sdpa_kernel(_KERNELS):
+            evaluated = family.run(variant)
+        yield evaluated
