@@ -5,7 +5,8 @@ size, L prompt tokens, C candidates, E hidden width, V vocabulary.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from prefill_service.engine.layer_steps import LayerKv
 from prefill_service.engine.prompt_view import DenseView
 from prefill_service.engine.selection import gathered
 from prefill_service.ranking.base import Observation, PromptRanker, Ranker, SideInputs
-from prefill_service.ranking.registry import build_ranker
-from prefill_service.ranking.select import cache_rows, select_positions
+from prefill_service.ranking.registry import build_ranker, check_mass
+from prefill_service.ranking.select import cache_rows, kept_by_mass, select_positions
 from shared.errors import ConfigError
 from shared.model.config import ModelConfig
 from shared.types.methods import KvSelect, PruningParams
@@ -93,6 +94,8 @@ class Variant:
             )
         ranker = build_ranker(params.ranker, settled, side)
         kept = ranker.kept_count(prompt_tokens)
+        if kept < prompt_tokens:
+            check_mass(ranker, settled)
         return cls(
             ranker=ranker,
             params=settled,
@@ -101,6 +104,18 @@ class Variant:
             kv=kept if settled.kv_rate is None else settled.kv_count(prompt_tokens),
             num_layers=config.num_layers,
         )
+
+    def settled(self, scores_C: Tensor, layer_scores: Sequence[Tensor]) -> "Variant":
+        """The variant with the counts that its mass comes to, where it has one."""
+        if self.params.mass is None:
+            return self
+        kept = kept_by_mass(
+            self.params,
+            scores_C=scores_C,
+            layer_scores=layer_scores,
+            prompt_tokens=self.prompt_tokens,
+        )
+        return replace(self, kept=kept, kv=kept)
 
     @property
     def keeps_all(self) -> bool:
@@ -190,9 +205,9 @@ class Family:
         layers = ranker.aggregated_layers(lp)
         score_C, kept_N = None, dense.positions_T
         if layers:
-            score_C = ranker.aggregate(
-                [self._layer_scores(variant, ranker, layer) for layer in layers]
-            )
+            layer_scores = [self._layer_scores(variant, ranker, layer) for layer in layers]
+            score_C = ranker.aggregate(layer_scores)
+            variant = variant.settled(score_C, layer_scores)
             kept_N = _selected(score_C[None], variant, count=variant.kept)[0]
         rope = dense.rope.rows(kept_N)
         rows = slice(-1, None) if lp == variant.num_layers - 1 else slice(None)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from prefill_service.ranking.base import Ranker
-from prefill_service.ranking.registry import build_ranker
+from prefill_service.ranking.registry import build_ranker, check_mass
 from shared.errors import ConfigError, ContextLengthError, InvalidRequestError
 from shared.kv.geometry import KvGeometry
 from shared.kv.slab_layout import SlabLayout
@@ -168,11 +168,15 @@ def _overridden(params: PruningParams, options: RequestOptions) -> PruningParams
         given["kv_rate"] = None
     try:
         changed = replace(params, **given)
+        if changed.mass is not None:
+            check_mass(build_ranker(changed.ranker, changed), changed)
     except ConfigError as error:
+        if not given:
+            raise
         raise InvalidRequestError(
-            f"the request's overrides do not fit the model's profile ({error.message}); send both "
-            "bounds, or neither",
-            param="tandem.min_rate",
+            f"the request's overrides do not fit the model's profile ({error.message}); send mass "
+            "with both of its bounds, or keep_rate",
+            param="tandem.mass",
         ) from error
     bounded = options.min_rate is not None or options.max_rate is not None
     if bounded and changed.mass is None:

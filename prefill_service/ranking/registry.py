@@ -13,6 +13,7 @@ from prefill_service.ranking.recency import RecencyRanker
 from prefill_service.ranking.self_information import SelfInformationRanker
 from prefill_service.ranking.snapkv import SnapKvRanker
 from prefill_service.ranking.speculative import SpeculativeRanker
+from shared.errors import ConfigError
 from shared.registry.registry import Registry
 from shared.types.methods import PruningParams
 
@@ -61,3 +62,17 @@ def build_ranker(
         ConfigError: no such method (the known ones are named), or a side input is missing.
     """
     return ranker_registry().get(name)(params, side)
+
+
+def check_mass(ranker: Ranker | PromptRanker, params: PruningParams) -> None:
+    """Refuses a mass for a method that has no scores of layers to take it from.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    has_scores = isinstance(ranker, Ranker) and ranker.aggregated_layers(params.pruning_layer)
+    if params.mass is not None and not has_scores:
+        raise ConfigError(
+            f"mass cannot set the kept count of the ranking method {ranker.name!r}: it scores no "
+            "layers before the sequence is pruned; use keep_rate, or another method"
+        )

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from prefill_service.engine.capture import CapturedKv
+from prefill_service.engine.evaluate import rank_and_prefill
 from prefill_service.engine.plan import PromptPlan, plan_prompt
 from prefill_service.engine.runner import PrefillOutput, PrefillRunner
+from shared.errors import ConfigError
 from shared.model.attention import TorchAttention
 from shared.model.transformer import Transformer
 from shared.types.methods import Aggregation, KvSelect, PruningParams
@@ -77,6 +79,31 @@ def test_a_mass_equals_the_rate_that_it_comes_to(
         assert torch.equal(captured.layer_positions(layer), expected.layer_positions(layer))
         for a, b in zip(captured.layer(layer), expected.layer(layer), strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("ranker", ["claa", "fastkv"])
+def test_the_evaluated_mass_is_the_served_one(tiny_model: Transformer, ranker: str) -> None:
+    params = replace(
+        PARAMS,
+        ranker=ranker,
+        mass=0.5,
+        min_rate=0.05,
+        max_rate=0.9,
+        deferred_layers=0,
+        kv_select=KvSelect.HEAD,
+    )
+    _, served, captured = run(tiny_model, params, RequestOptions())
+    ours = rank_and_prefill(tiny_model, attention=TorchAttention(), token_ids=IDS, params=params)
+    assert torch.equal(ours.kept_N, served.kept_N)
+    assert torch.allclose(ours.logits_V, served.logits_V, atol=1e-4)
+    for layer, cache in enumerate(ours.layer_kv):
+        assert torch.equal(cache.positions_RN, captured.layer_positions(layer))
+
+
+def test_an_evaluated_mass_needs_scores_of_layers(tiny_model: Transformer) -> None:
+    params = replace(PARAMS, ranker="gemfilter", mass=0.5)
+    with pytest.raises(ConfigError, match="gemfilter"):
+        rank_and_prefill(tiny_model, attention=TorchAttention(), token_ids=IDS, params=params)
 
 
 @pytest.mark.parametrize(("mass", "bound"), [(1e-6, 0.2), (1.0, 0.4)])

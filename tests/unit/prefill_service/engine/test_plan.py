@@ -168,10 +168,18 @@ def test_mass_plans_for_its_upper_bound() -> None:
     ("options", "param"),
     [
         (RequestOptions(min_rate=0.1), "tandem.mass"),
-        (RequestOptions(mass=0.9, min_rate=0.7), "tandem.min_rate"),
+        (RequestOptions(mass=0.9, min_rate=0.7), "tandem.mass"),
     ],
 )
 def test_bounds_that_mean_nothing(options: RequestOptions, param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         plan(options=options)
     assert caught.value.param == param
+
+
+def test_mass_needs_a_method_that_scores_layers() -> None:
+    snapkv = replace(PARAMS, ranker="snapkv")
+    with pytest.raises(InvalidRequestError, match="snapkv"):
+        plan(params=snapkv, options=RequestOptions(mass=0.9))
+    with pytest.raises(ConfigError, match="snapkv"):
+        plan(params=replace(snapkv, mass=0.9))
