@@ -6,6 +6,7 @@ needle, and whether the answer stays as it was.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from loadtest.quality.answer import generate
 from loadtest.quality.calibrate_answers import Target, measure_agreement
@@ -74,22 +75,22 @@ def calibrate(
     scores, targets = sweep.observe(samples)
     single_rho, single_coverage = _single_layers(scores, settings)
     collapsed = collapsed_layers(single_rho)
-
-    def ranked_at(depth: int) -> list[Candidate]:
-        return candidates_at(depth, scores=scores, grid=settings.grid, collapsed=collapsed)
-
-    tried = [
-        (ranked_at(depth)[0], min(_PAPER_DEFERRED, depth + 1)) for depth in range(num_layers - 1)
+    ranked = [
+        candidates_at(depth, scores=scores, grid=settings.grid, collapsed=collapsed)
+        for depth in range(num_layers - 1)
     ]
-    depths = sweep.answers(targets, tried, title="depths")
+    depths = sweep.answers(
+        targets,
+        [(best, min(_PAPER_DEFERRED, depth + 1)) for depth, (best, *_) in enumerate(ranked)],
+        title="depths",
+    )
     pick = _best(depths[: len(allowed)]).candidate.pruning_layer
-    tried = [
-        (candidate, deferred)
-        for candidate in ranked_at(pick)[:_REFINED]
-        for deferred in settings.deferred
-        if deferred <= pick + 1
-    ]
-    refined = sweep.answers(targets, tried, title="windows and deferred layers")
+    deferred = [count for count in settings.deferred if count <= pick + 1]
+    refined = sweep.answers(
+        targets,
+        list(product(ranked[pick][:_REFINED], deferred)),
+        title="windows and deferred layers",
+    )
     return Calibration(
         settings=settings,
         base=base,
