@@ -24,7 +24,6 @@ from shared.errors import ConfigError
 
 WANTED_SHARE = 0.95
 """Share of full's right answers that the default method is expected to keep."""
-OWN_METHOD = "claa"
 EXCLUDED = "excluded"
 _CAPTIONS = {
     "correlation_by_layer": "Agreement with the answer-informed oracle: thin, single layers by "
@@ -65,10 +64,11 @@ def summarise(folder: Path) -> dict[str, Any]:
              "profile": fact.profile, "pruning": dict(fact.pruning)}
             for fact in facts if isinstance(fact, Run)
         ],
+        "own_method": own_method(facts),
         "verdicts": _verdicts(facts),
         "rankers": ranker_table(facts),
         "kept_answers": _kept_by_length(facts),
-        "ahead_at_equal_ttft": ahead_at_equal_ttft(facts, of=OWN_METHOD),
+        "ahead_at_equal_ttft": ahead_at_equal_ttft(facts, of=own_method(facts)),
         "not_above_random": not_above_random(facts),
         "ruler_tasks": task_scores(trials_of(facts, RULER)),
         "longbench_tasks": task_scores(trials_of(facts, "longbench")),
@@ -126,6 +126,12 @@ def page(summary: Mapping[str, Any], figures: Mapping[str, bytes]) -> str:
     )
 
 
+def own_method(facts: Iterable[Fact]) -> str:
+    """The method that the profile serves, which is the one judged."""
+    runs = [fact for fact in facts if isinstance(fact, Run)]
+    return str(runs[-1].pruning.get("ranker", "claa")) if runs else "claa"
+
+
 def _figures(facts: Sequence[Fact]) -> dict[str, bytes]:
     try:
         from loadtest.quality.plots import draw_all  # noqa: PLC0415  an extra of its own
@@ -138,13 +144,14 @@ def _figures(facts: Sequence[Fact]) -> dict[str, bytes]:
 
 def _verdicts(facts: Sequence[Fact]) -> list[str]:
     """What was asked, answered in sentences."""
+    own = own_method(facts)
     mixture = trials_of(facts, MIXTURE)
     said = []
     for name, is_long in (("2k tokens and more", True), ("shorter prompts", False)):
         here = [trial for trial in mixture if (trial.length >= LONG_PROMPT) == is_long]
         kept = kept_answers(here)
         for (arm, rate), share in sorted(kept.items()):
-            if arm.split("+")[0] != OWN_METHOD or share.value is None:
+            if arm.split("+")[0] != own or share.value is None:
                 continue
             low, high = share.interval()
             reached = "reaches" if share.value >= WANTED_SHARE else "does not reach"
@@ -153,11 +160,11 @@ def _verdicts(facts: Sequence[Fact]) -> list[str]:
                 f" answers, {share.value:.1%} ({low:.1%} to {high:.1%}), and {reached} "
                 f"{WANTED_SHARE:.0%}."
             )
-    ahead = ahead_at_equal_ttft(facts, of=OWN_METHOD)
+    ahead = ahead_at_equal_ttft(facts, of=own)
     if mixture and not ahead:
-        said.append(f"No ranker is ahead of {OWN_METHOD} at equal time to first token.")
+        said.append(f"No ranker is ahead of {own} at equal time to first token.")
     said += [
-        f"{row['ahead']['arm']} at {row['ahead']['rate']:.0%} is ahead of {OWN_METHOD} at "
+        f"{row['ahead']['arm']} at {row['ahead']['rate']:.0%} is ahead of {own} at "
         f"{row['rate']:.0%}: {row['wins']} prompts won, {row['losses']} lost, sign test p = "
         f"{row['p']:.2g}."
         for row in ahead
@@ -253,7 +260,7 @@ def _kept_row(row: Mapping[str, Any]) -> dict[str, str]:
 def _ahead_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
-            "of": f"{OWN_METHOD} {row['rate']:.0%}",
+            "of": f"{summary['own_method']} {row['rate']:.0%}",
             "keeps": _share_text(row["kept"]),
             "ahead": f"{row['ahead']['arm']} {row['ahead']['rate']:.0%}",
             "it keeps": _share_text(row["ahead_kept"]),
