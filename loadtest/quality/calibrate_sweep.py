@@ -79,18 +79,12 @@ def calibrate(
         candidates_at(depth, scores=scores, grid=settings.grid, collapsed=collapsed)
         for depth in range(num_layers - 1)
     ]
-    depths = sweep.answers(
-        targets,
-        [(best, min(_PAPER_DEFERRED, depth + 1)) for depth, (best, *_) in enumerate(ranked)],
-        title="depths",
-    )
+    tried = [(best, min(_PAPER_DEFERRED, depth + 1)) for depth, (best, *_) in enumerate(ranked)]
+    depths = sweep.answers(targets, tried, title="depths")
     pick = _best(depths[: len(allowed)]).candidate.pruning_layer
     deferred = [count for count in settings.deferred if count <= pick + 1]
-    refined = sweep.answers(
-        targets,
-        list(product(ranked[pick][:_REFINED], deferred)),
-        title="windows and deferred layers",
-    )
+    tried = list(product(ranked[pick][:_REFINED], deferred))
+    refined = sweep.answers(targets, tried, title="windows and deferred layers")
     return Calibration(
         settings=settings,
         base=base,
