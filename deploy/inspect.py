@@ -16,13 +16,19 @@ from rich.table import Table
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.inspect import inspect_pages
 from decode_service.engine.solo import PromptTensors
-from prefill_service.engine.inspect import CapturedPrefill, capture_prefill, prune_report
+from prefill_service.engine.inspect import (
+    NO_OVERRIDES,
+    CapturedPrefill,
+    capture_prefill,
+    prune_report,
+)
 from prefill_service.engine.runner import DEFAULT_CHUNK_TOKENS
 from shared.errors import ConfigError, InvalidRequestError
 from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel, load_model
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.methods import PruningParams, SparsityParams
+from shared.types.options import RequestOptions
 
 _SHOWN = 12
 
@@ -47,6 +53,8 @@ class InspectRequest:
     """Fields of SparsityParams to change."""
     profile: str = ""
     """Profile name or path; empty takes the model's own."""
+    options: RequestOptions = NO_OVERRIDES
+    """What a request may ask of the selection."""
 
 
 def run_prune(request: InspectRequest, *, as_json: bool) -> int:
@@ -128,6 +136,7 @@ def _prefill(request: InspectRequest) -> tuple[LoadedModel, CapturedPrefill]:
         token_ids=read_prompt(request, folder=loaded.folder),
         params=_pruning(loaded, request),
         chunk_tokens=DEFAULT_CHUNK_TOKENS,
+        options=request.options,
     )
     return loaded, captured
 

@@ -13,6 +13,9 @@ from shared.types.kv_manifest import PositionKind, SegmentKind
 from shared.types.methods import KvSelect, PruningParams
 from shared.types.options import RequestOptions
 
+NO_OVERRIDES = RequestOptions()
+"""What a request without options asks for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedPrefill:
@@ -33,11 +36,13 @@ def capture_prefill(
     token_ids: Sequence[int],
     params: PruningParams,
     chunk_tokens: int,
+    options: RequestOptions = NO_OVERRIDES,
 ) -> CapturedPrefill:
     """Prefills a prompt and keeps its KV in memory; a short prompt is pruned like any other.
 
     Raises:
-        InvalidRequestError: an empty prompt, or a token id outside the vocabulary.
+        InvalidRequestError: an empty prompt, a token id outside the vocabulary, or overrides that
+            do not fit.
         ContextLengthError: the prompt is longer than the model's context.
         ConfigError: the model does not have the pruning layer.
     """
@@ -45,7 +50,7 @@ def capture_prefill(
         config=model.config,
         geometry=model.geometry(),
         params=replace(params, bypass_below=0),
-        options=RequestOptions(),
+        options=options,
         prompt_tokens=len(token_ids),
     )
     kv = CapturedKv(plan)

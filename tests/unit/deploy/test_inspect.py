@@ -45,6 +45,24 @@ def test_prune_reports_positions_per_layer(base, kv_select):
     assert rows == [1, *[2 if kv_select == "head" else 1] * 3, 1, 1]
 
 
+def test_protected_ranges_are_kept(base):
+    flags = [*PRUNE, "--protect", "40:45", "--protect", "60:61"]
+    report = json.loads(invoke("prune", *base, *flags, "--json"))
+    assert {*range(40, 45), 60} <= set(report["kept"])
+    assert len(report["kept"]) == 30
+
+
+def test_mass_sets_the_kept_count(base):
+    shape = PRUNE[2:]
+    bounds = ["--min-rate", "0.1", "--max-rate", "0.9"]
+    counts = [
+        len(json.loads(invoke("prune", *base, *shape, "--mass", mass, *bounds, "--json"))["kept"])
+        for mass in ("0.01", "0.5", "1")
+    ]
+    assert counts == sorted(set(counts))
+    assert (counts[0], counts[-1]) == (12, 108)
+
+
 def test_keep_1_keeps_all(base):
     report = json.loads(invoke("prune", *base, "--keep", "1", "--json"))
     assert report["kept"] == list(range(120))
@@ -91,5 +109,12 @@ def test_mistakes_are_named(base, tmp_path, tiny_model_dir):
         invoke("prune", *model, "--prompt-file", str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="layer 9"):
         invoke("pages", *base, "--full-layers", "0,9")
-    with pytest.raises(ConfigError, match="keep_rate"):
+    with pytest.raises(InvalidRequestError, match="keep_rate"):
         invoke("prune", *base, "--keep", "1.5")
+    with pytest.raises(InvalidRequestError, match="leave one out"):
+        invoke("prune", *base, "--keep", "0.5", "--mass", "0.5")
+    with pytest.raises(InvalidRequestError, match="protect fewer"):
+        invoke("prune", *base, *PRUNE, "--protect", "0:100")
+    for text in ("5", "5:", ":5", "a:b", "-1:5"):
+        with pytest.raises(ConfigError, match="0:20"):
+            invoke("prune", *base, "--protect", text)
