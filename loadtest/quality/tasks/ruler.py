@@ -86,6 +86,3 @@ RULER_TASKS: Mapping[str, Callable[..., Sample]] = MappingProxyType(
         "fwe": frequent_words_sample,
     }
 )
-RULER_CATEGORIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"retrieval": tuple(_NIAH), "multi-hop": ("vt",), "aggregation": ("cwe", "fwe")}
-)
