@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from prefill_service.ranking.base import Ranker
+from prefill_service.ranking.base import PromptRanker, Ranker
 from prefill_service.ranking.registry import build_ranker, check_mass
 from shared.errors import ConfigError, ContextLengthError, InvalidRequestError
 from shared.kv.geometry import KvGeometry
@@ -49,18 +49,20 @@ class PromptPlan:
             return range(0)
         return range(self.params.deferred_layers, self.params.pruning_layer + 1)
 
+    @property
+    def trimmed_layers(self) -> range:
+        """Layers that ran on the kept tokens and ship a selection of those; empty as a rule."""
+        if self.summary.kv_tokens is None:
+            return range(0)
+        return range(self.params.pruning_layer + 1, self.geometry.num_layers)
+
     def settled(self, kept_tokens: int) -> "PromptPlan":
         """The plan with the count that `mass` came to, which is at most the planned one."""
         assert self.summary.mass is not None, "every other count is known from the start"
         assert kept_tokens <= self.summary.kept_tokens, "room was asked for the bound"
-        slab = _laid_out(
-            self.params,
-            geometry=self.geometry,
-            prompt_tokens=self.prompt_tokens,
-            kept_tokens=kept_tokens,
-            pruned=True,
-        )
-        return replace(self, summary=replace(self.summary, kept_tokens=kept_tokens), slab=slab)
+        summary = replace(self.summary, kept_tokens=kept_tokens)
+        slab = _laid_out(summary, geometry=self.geometry, prompt_tokens=self.prompt_tokens)
+        return replace(self, summary=summary, slab=slab)
 
 
 def plan_prompt(
@@ -85,19 +87,12 @@ def plan_prompt(
             f"{config.num_layers} layers: the profile belongs to another model; "
             f"choose a layer of 0..{config.num_layers - 1} or the model's own profile"
         )
-    params = _overridden(params, options)
-    kept_tokens = params.kept_count(prompt_tokens)
+    params = served_params(_overridden(params, options), num_layers=config.num_layers)
+    kept_tokens, kv_tokens = params.kept_count(prompt_tokens), params.kv_count(prompt_tokens)
     reason = _reason_to_keep_all(params, options, prompt_tokens=prompt_tokens)
     pruned = reason is None
     protected = _protected(params, options, prompt_tokens=prompt_tokens, pruned=pruned)
     kept_tokens = kept_tokens if pruned else prompt_tokens
-    slab = _laid_out(
-        params,
-        geometry=geometry,
-        prompt_tokens=prompt_tokens,
-        kept_tokens=kept_tokens,
-        pruned=pruned,
-    )
     summary = PruningSummary(
         pruned=pruned,
         reason=_reason_to_prune(options) if reason is None else reason,
@@ -111,33 +106,49 @@ def plan_prompt(
         kept_tokens=kept_tokens,
         protected_tokens=len(protected),
         mass=params.mass if pruned else None,
+        ranker=params.ranker,
+        kv_tokens=kv_tokens if pruned and kv_tokens < kept_tokens else None,
     )
     return PromptPlan(
         prompt_tokens=prompt_tokens,
         params=params,
         summary=summary,
-        slab=slab,
+        slab=_laid_out(summary, geometry=geometry, prompt_tokens=prompt_tokens),
         geometry=geometry,
         protected=protected,
     )
 
 
-def _laid_out(
-    params: PruningParams,
-    *,
-    geometry: KvGeometry,
-    prompt_tokens: int,
-    kept_tokens: int,
-    pruned: bool,
-) -> SlabLayout:
+def served_params(params: PruningParams, *, num_layers: int) -> PruningParams:
+    """The parameters as their method means them.
+
+    Raises:
+        ConfigError: an unknown method, or one that only evaluations can run.
+    """
+    ranker = build_ranker(params.ranker, params)
+    if isinstance(ranker, PromptRanker):
+        raise ConfigError(
+            f"the ranking method {params.ranker!r} chooses tokens before the main pass, which only "
+            "evaluations and inspect run; choose a method that looks at layers, such as 'claa'"
+        )
+    if params.kv_rate is not None and params.kv_rate > params.keep_rate:
+        raise ConfigError(
+            f"kv_rate {params.kv_rate} is above keep_rate {params.keep_rate}: layers up to the "
+            "pruning layer would hold more than later ones have, a third length that decode "
+            "workers have no pages for; lower it, or evaluate it only"
+        )
+    return ranker.settled(num_layers)
+
+
+def _laid_out(summary: PruningSummary, *, geometry: KvGeometry, prompt_tokens: int) -> SlabLayout:
     return SlabLayout.plan(
         geometry,
         prompt_tokens=prompt_tokens,
-        kept_tokens=kept_tokens,
-        whole_layers=min(params.deferred_layers, params.pruning_layer + 1),
-        pruning_layer=params.pruning_layer,
-        kv_select=params.kv_select,
-        pruned=pruned,
+        kept_tokens=summary.slots,
+        whole_layers=min(summary.deferred_layers, summary.pruning_layer + 1),
+        pruning_layer=summary.last_choosing_layer(geometry.num_layers),
+        kv_select=summary.kv_select,
+        pruned=summary.pruned,
     )
 
 
@@ -226,9 +237,10 @@ def _reason_to_keep_all(
 ) -> str | None:
     if not options.mode.prunes:
         return "mode_full"
-    if params.keep_rate >= 1.0 and params.mass is None:
+    if params.keep_rate >= 1.0 and params.kv_rate is None and params.mass is None:
         return "keep_all"
-    if prompt_tokens < params.bypass_below or params.kept_count(prompt_tokens) >= prompt_tokens:
+    fewest = min(params.kept_count(prompt_tokens), params.kv_count(prompt_tokens))
+    if prompt_tokens < params.bypass_below or fewest >= prompt_tokens:
         return "short_prompt"
     return None
 
