@@ -228,8 +228,11 @@ def parse_protocols(text: str) -> tuple[str, ...]:
     Raises:
         ConfigError: another word.
     """
-    known = {"included": ("included",), "excluded": ("excluded",)}
-    known["both"] = ("included", "excluded")
+    known: dict[str, tuple[str, ...]] = {
+        "included": ("included",),
+        "excluded": ("excluded",),
+        "both": ("included", "excluded"),
+    }
     if text not in known:
         raise ConfigError(f"--protocol cannot be {text!r}: choose among {', '.join(known)}")
     return known[text]

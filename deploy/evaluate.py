@@ -21,7 +21,7 @@ from shared.errors import ConfigError
 
 def run_eval(
     *,
-    model: Mapping[str, str],
+    model: Mapping[str, Any],
     settings: Mapping[str, Any],
     out: Path,
     resume: bool,

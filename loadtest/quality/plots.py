@@ -17,6 +17,7 @@ from loadtest.quality.summary import (
     NEEDLE,
     arms_of,
     kept_answers,
+    long_prompts,
     longest_ratio,
     trials_of,
     ttft_ratio,
@@ -85,8 +86,8 @@ def needle_grid(facts: Sequence[Fact]) -> Figure | None:
 
 
 def quality_against_ttft(facts: Sequence[Fact]) -> Figure | None:
-    """Kept answers of the mixture against time to first token, one line a ranker."""
-    kept = kept_answers(trials_of(facts, MIXTURE))
+    """Kept answers to long prompts of the mixture against time to first token, one line a ranker."""
+    kept = kept_answers(long_prompts(trials_of(facts, MIXTURE)))
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for (arm, rate), share in kept.items():
         ratio = longest_ratio(ttft_ratio(facts, arm, rate))
@@ -103,7 +104,7 @@ def quality_against_ttft(facts: Sequence[Fact]) -> Figure | None:
     axes.axhline(0.95, color="grey", linewidth=0.8, linestyle="--")
     axes.set(
         xlabel="time to first token, share of full's in the same run (longest timed prompt)",
-        ylabel="share of full's right answers kept",
+        ylabel="share of full's right answers kept, 2k tokens and more",
     )
     axes.legend(fontsize=7, ncols=2)
     axes.grid(alpha=0.3)

@@ -9,14 +9,16 @@ from typing import Any
 
 from loadtest.quality.store import Fact, Run, read_facts
 from loadtest.quality.summary import (
+    CONTROLS,
     FULL,
-    LONG_PROMPT,
     MIXTURE,
     RULER,
     ahead_at_equal_ttft,
     kept_answers,
+    long_prompts,
     not_above_random,
     ranker_table,
+    short_prompts,
     task_scores,
     trials_of,
 )
@@ -147,10 +149,9 @@ def _verdicts(facts: Sequence[Fact]) -> list[str]:
     own = own_method(facts)
     mixture = trials_of(facts, MIXTURE)
     said = []
-    for name, is_long in (("2k tokens and more", True), ("shorter prompts", False)):
-        here = [trial for trial in mixture if (trial.length >= LONG_PROMPT) == is_long]
-        kept = kept_answers(here)
-        for (arm, rate), share in sorted(kept.items()):
+    groups = {"2k tokens and more": long_prompts, "shorter prompts": short_prompts}
+    for name, group in groups.items():
+        for (arm, rate), share in sorted(kept_answers(group(mixture)).items()):
             if arm.split("+")[0] != own or share.value is None:
                 continue
             low, high = share.interval()
@@ -168,6 +169,16 @@ def _verdicts(facts: Sequence[Fact]) -> list[str]:
         f"{row['rate']:.0%}: {row['wins']} prompts won, {row['losses']} lost, sign test p = "
         f"{row['p']:.2g}."
         for row in ahead
+    ]
+    controls = {
+        arm: share.value
+        for arm, share in kept_answers(long_prompts(mixture)).items()
+        if arm[0] in CONTROLS and share.value is not None
+    }
+    said += [
+        f"Control: {arm} at {rate:.0%} keeps {value:.1%} of full's right answers at 2k tokens and "
+        "more."
+        for (arm, rate), value in sorted(controls.items())
     ]
     weak = sorted({f"{row['arm']} at {row['rate']:.0%} on {row['task']}"
                    for row in not_above_random(facts) if row["full_score"]})  # fmt: skip
@@ -236,7 +247,8 @@ def table_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
             "keep": f"{row['rate']:.0%}",
             **{f"needle {n}": _share_text(row["needle"].get(n)) for n in lengths},
             "RULER-lite": _percent(row["ruler"]),
-            "kept answers": _share_text(row["kept_answers"]),
+            "kept, 2k and more": _share_text(row["kept_answers"]),
+            "kept, shorter": _share_text(row["kept_answers_short"]),
             "first-token KL": _number(row["first_token_kl"]),
             "Spearman": _number(row["spearman"]),
             **{

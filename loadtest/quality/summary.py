@@ -59,6 +59,16 @@ def trials_of(facts: Iterable[Fact], part: str, *, protocol: str = "included") -
     ]
 
 
+def long_prompts(trials: Iterable[Trial]) -> list[Trial]:
+    """Trials of prompts long enough that a rate alone keeps enough of them."""
+    return [trial for trial in trials if trial.length >= LONG_PROMPT]
+
+
+def short_prompts(trials: Iterable[Trial]) -> list[Trial]:
+    """The others, which need a floor on the kept count."""
+    return [trial for trial in trials if trial.length < LONG_PROMPT]
+
+
 def arms_of(trials: Iterable[Trial]) -> list[tuple[str, float]]:
     """Arms and rates in the order of the table: full first, then by name, rates ascending."""
     found = {(trial.arm, trial.rate) for trial in trials}
@@ -69,7 +79,9 @@ def ranker_table(facts: Sequence[Fact]) -> list[dict[str, Any]]:
     """One row for every arm and rate of the needle, RULER and mixture parts (question included)."""
     parts = {name: trials_of(facts, name) for name in (NEEDLE, RULER, MIXTURE)}
     every = [trial for trials in parts.values() for trial in trials]
-    kept = kept_answers(parts[MIXTURE])
+    kept = kept_answers(long_prompts(parts[MIXTURE]))
+    kept_short = kept_answers(short_prompts(parts[MIXTURE]))
+    nothing = Share(0, 0)
     rows = []
     for arm, rate in arms_of(every):
         own = {name: _only(trials, arm, rate) for name, trials in parts.items()}
@@ -86,7 +98,8 @@ def ranker_table(facts: Sequence[Fact]) -> list[dict[str, Any]]:
                 [trial.first_token_kl for trial in mine if trial.first_token_kl is not None]
             ),
             "spearman": _mean(rho),
-            "kept_answers": kept[arm, rate].to_json() if (arm, rate) in kept else None,
+            "kept_answers": kept.get((arm, rate), nothing).to_json(),
+            "kept_answers_short": kept_short.get((arm, rate), nothing).to_json(),
             "ttft_ratio": ttft_ratio(facts, arm, rate),
             "trials": len(mine),
         })  # fmt: skip
@@ -164,11 +177,11 @@ def compare(
 
 
 def ahead_at_equal_ttft(facts: Sequence[Fact], *, of: str) -> list[dict[str, Any]]:
-    """Arms that are no slower than arm `of` and keep more of full's answers.
+    """Arms that are no slower than arm `of` and keep more of full's answers to long prompts.
 
     Full and the oracle are left out: one saves nothing, the other needs the answer.
     """
-    mixture = trials_of(facts, MIXTURE)
+    mixture = long_prompts(trials_of(facts, MIXTURE))
     kept = kept_answers(mixture)
     found = []
     for mine in [key for key in kept if key[0] == of]:

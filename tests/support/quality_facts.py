@@ -1,6 +1,7 @@
 """Made-up results of an evaluation, for whatever reads them."""
 
 from dataclasses import replace
+from typing import Any
 
 from loadtest.quality.store import CorrelationCurve, Fact, Run, Timing, Trial
 
@@ -44,7 +45,7 @@ CORRELATION = CorrelationCurve(
 )
 
 
-def trials(arm: str, scores: list[float], *, rate: float = 0.2, **changes: object) -> list[Trial]:
+def trials(arm: str, scores: list[float], *, rate: float = 0.2, **changes: Any) -> list[Trial]:
     """One trial a score, seeds 0, 1, ..; keyword arguments replace fields."""
     base = replace(TRIAL, arm=arm, rate=rate, kept_tokens=400, spearman=0.5, **changes)
     return [replace(base, seed=seed, score=score) for seed, score in enumerate(scores)]

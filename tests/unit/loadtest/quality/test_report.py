@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.quality.plots import draw_all
 from loadtest.quality.report import page, summarise, table_rows, write_report
-from loadtest.quality.store import ResultStore
+from loadtest.quality.store import Fact, ResultStore
 from shared.errors import ConfigError
 from tests.support.quality_facts import RUN, study_facts, timing, trials
 
@@ -42,12 +42,18 @@ def test_verdicts_answer_what_was_asked(folder):
     assert "2k tokens and more: claa at 20% keeps 3 of 4" in said
     assert "does not reach 95%" in said
     assert "shorter prompts: claa+floor=256 at 20% keeps 2 of 2" in said
+    assert "Control: random at 20% keeps 0.0%" in said
     assert "snapkv at 20% is ahead of claa at 20%" in said
     assert "Not above random: recency at 20% on niah_noise_1key." in said
 
 
 def test_nobody_ahead_is_said(tmp_path):
-    facts = [RUN, *trials("full", [1], rate=1.0), *trials("claa", [1]), timing("claa", 0.5)]
+    facts: list[Fact] = [
+        RUN,
+        *trials("full", [1], rate=1.0),
+        *trials("claa", [1]),
+        timing("claa", 0.5),
+    ]
     ResultStore(tmp_path, resume=False).append(facts)
     assert (
         "No ranker is ahead of claa at equal time to first token."
@@ -57,7 +63,7 @@ def test_nobody_ahead_is_said(tmp_path):
 
 def test_the_method_of_the_profile_is_the_one_judged(tmp_path):
     run = replace(RUN, pruning={**RUN.pruning, "ranker": "fastkv"})
-    facts = [run, *trials("full", [1], rate=1.0), *trials("fastkv", [1])]
+    facts: list[Fact] = [run, *trials("full", [1], rate=1.0), *trials("fastkv", [1])]
     ResultStore(tmp_path, resume=False).append(facts)
     assert any("fastkv at 20% keeps 1 of 1" in text for text in summarise(tmp_path)["verdicts"])
 
@@ -66,7 +72,8 @@ def test_table_cells_show_share_and_counts(folder):
     rows = table_rows(summarise(folder))
     (row,) = [row for row in rows if (row["ranker"], row["keep"]) == ("claa", "20%")]
     assert row["needle 2048"] == "60% (3/5)"
-    assert row["kept answers"] == "75% (3/4)"
+    assert row["kept, 2k and more"] == "75% (3/4)"
+    assert row["kept, shorter"] == "-"
     assert row["TTFT ratio 4096"] == "0.600"
 
 

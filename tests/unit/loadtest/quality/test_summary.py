@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from loadtest.quality.store import Fact
 from loadtest.quality.summary import (
     Share,
     ahead_at_equal_ttft,
@@ -82,7 +83,7 @@ def test_no_slower_and_better_is_ahead():
 
 
 def test_slower_arms_controls_of_the_oracle_and_full_are_not_ahead():
-    facts = [
+    facts: list[Fact] = [
         *trials("full", [1, 1], rate=1.0),
         *trials("claa", [1, 0]),
         *trials("slow", [1, 1]),
