@@ -86,7 +86,7 @@ def needle_grid(facts: Sequence[Fact]) -> Figure | None:
 
 
 def quality_against_ttft(facts: Sequence[Fact]) -> Figure | None:
-    """Kept answers to long prompts of the mixture against time to first token, one line a ranker."""
+    """Kept answers to long prompts against time to first token, one line a ranker."""
     kept = kept_answers(long_prompts(trials_of(facts, MIXTURE)))
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for (arm, rate), share in kept.items():
