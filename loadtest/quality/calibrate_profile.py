@@ -45,7 +45,7 @@ class Calibration:
     single_coverage: Sequence[float] | None
     """Needle coverage of each layer alone."""
     collapsed: Sequence[int]
-    """Layers that alone lose the oracle."""
+    """Layers that alone lose the needles, or the oracle where there are none."""
     depths: Sequence[Variant]
     """The best ranking at every depth, with the paper's m."""
     refined: Sequence[Variant]

@@ -74,7 +74,7 @@ def calibrate(
     samples = _samples(loaded, settings=settings, params=params)
     scores, targets = sweep.observe(samples)
     single_rho, single_coverage = _single_layers(scores, settings)
-    collapsed = collapsed_layers(single_rho)
+    collapsed = collapsed_layers(single_rho, single_coverage)
     ranked = [
         candidates_at(depth, scores=scores, grid=settings.grid, collapsed=collapsed)
         for depth in range(num_layers - 1)

@@ -58,7 +58,8 @@ def test_depths_that_save_enough() -> None:
 
 
 def test_a_layer_far_below_the_best_is_collapsed() -> None:
-    assert collapsed_layers([0.5, 0.24, 0.26, -0.1]) == [1, 3]
+    assert collapsed_layers([0.5, 0.33, 0.34, -0.1], None) == [1, 3]
+    assert collapsed_layers([0.5, 0.33, 0.34, -0.1], [0.2, 0.9, 0.5, 0.7]) == [0, 2]
 
 
 def test_candidates_of_a_depth_are_sorted_by_collapse_quality_and_cost() -> None:
