@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from decode_service.app import DecodeServer
+from decode_service.engine.kv_cache import LengthGroup
 from protos.tandem.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2
+from shared.kv.geometry import pages_for
 from shared.rpc.channel import open_channel
 from tests.support.decode_server import assert_idle, decode_server, settle, write_profile
 from tests.support.pair import assert_same_tokens
@@ -115,6 +117,22 @@ async def test_a_mass_ships_what_it_comes_to(pair: tuple[Worker, DecodeServer]) 
     assert events[-1].kept_tokens == kept
     assert [t.token_id for t in tokens] == [t.token_id for t in expected]
     assert_idle(pair[1])
+
+
+async def test_a_mass_gives_the_pages_back_that_it_does_not_need(
+    pair: tuple[Worker, DecodeServer],
+) -> None:
+    prefill, decode = pair
+    mass = common_pb2.RequestOptions(mass=0.5, min_rate=0.05, max_rate=0.9)
+    request = request_to(decode, prompt_ids(150), mass)
+    events = await prefill.run(request)
+    rest = decode.core.memory.cache.pools[LengthGroup.REST].pages
+    surplus = 135 - events[-1].kept_tokens
+    assert surplus >= 16
+    assert rest.num_used == pages_for(135 + MAX_TOKENS - 1) - surplus // 16
+    async with open_channel(decode.address) as channel:
+        stub = decode_pb2_grpc.DecodeServiceStub(channel)
+        await stub.Abort(decode_pb2.AbortRequest(handoff=request.handoff, reason="seen"))
 
 
 async def test_protected_tokens_that_do_not_fit_are_the_callers_mistake(
