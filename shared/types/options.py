@@ -61,7 +61,8 @@ class RequestOptions:
     mode: Mode = Mode.AUTO
     """Which methods run."""
     keep_rate: float | None = None
-    """Share of prompt tokens kept, in (0, 1]; turns a profile's `mass` off."""
+    """Share of prompt tokens kept, in (0, 1]; turns a profile's `mass` off, and no cache holds
+    more."""
     min_keep: int | None = None
     """Floor of the kept count, in tokens."""
     page_budget: int | None = None
@@ -73,7 +74,8 @@ class RequestOptions:
     observation_window: int | None = None
     """W, in tokens."""
     mass: float | None = None
-    """Share of the attention mass that the chosen tokens hold, in (0, 1]; sets the kept count."""
+    """Share of the attention mass that the chosen tokens hold, in (0, 1]; sets the kept count, of
+    the caches too."""
     min_rate: float | None = None
     """Least keep rate that `mass` may come to."""
     max_rate: float | None = None
