@@ -1,6 +1,8 @@
 """A whole calibration of the tiny model: it repeats, it is found again, it fits no other model."""
 
 import json
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from shared.model.random_folder import save_random_model
 from shared.model.weights import load_model
 from shared.tokenizer.tokenizer import Tokenizer
 
+ROOT = Path(__file__).resolve().parents[4]
 GRID = SweepGrid(windows=(8, 16), layer_counts=(1, 2))
 
 
@@ -209,3 +212,11 @@ def test_the_command(tiny_model_dir: Path, tmp_path: Path) -> None:
     assert report["path"] == str(out)
     assert report["saving"] >= 0.2
     assert set(report["pruning"]) == {"lp", "n", "m", "W", "aggregation", "keep_rate"}
+
+
+def test_the_plain_script_needs_only_the_engines_packages() -> None:
+    absent = ("structlog", "typer", "rich", "orjson", "prometheus_client", "psutil", "gguf")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); " + (
+        "import loadtest.quality.calibrate"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
