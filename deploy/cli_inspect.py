@@ -24,6 +24,8 @@ Agg = Annotated[Aggregation | None, typer.Option(help="How layers are combined."
 Select = Annotated[KvSelect | None, typer.Option(help="Whose positions layers m..lp keep.")]
 ProtectFirst = Annotated[int | None, typer.Option(min=0, max=1, help="1 always keeps token 0.")]
 MinKeep = Annotated[int | None, typer.Option(help="Floor of the kept count, in tokens.")]
+RankerName = Annotated[str | None, typer.Option("--ranker", help="Ranking method, as claa.")]
+KvRate = Annotated[float | None, typer.Option(help="Share of the prompt in pruned caches; r.")]
 Protect = Annotated[
     list[str] | None,
     typer.Option(
@@ -53,6 +55,8 @@ def prune(
     kv_select: Select = None,
     protect_first: ProtectFirst = None,
     min_keep: MinKeep = None,
+    ranker: RankerName = None,
+    kv_rate: KvRate = None,
     protect: Protect = None,
     mass: Mass = None,
     min_rate: MinRate = None,
@@ -62,7 +66,7 @@ def prune(
     cache_dir: CacheDir = None,
     as_json: Json = False,
 ) -> None:
-    """Which prompt tokens CLAA keeps. Without a flag the model's profile decides.
+    """Which prompt tokens a ranking method keeps. Without a flag the model's profile decides.
 
     JSON keys: prompt_tokens, kept, layers [{layer, mode, positions}], next_position,
     first_token_id, kv_bytes, seconds.
@@ -76,7 +80,11 @@ def prune(
         cache_dir=cache_dir,
         dtype=dtype,
         profile=profile,
-        pruning=_pruning(lp, n, m, window, agg, kv_select, protect_first, min_keep),
+        pruning={
+            **_pruning(lp, n, m, window, agg, kv_select, protect_first, min_keep),
+            "ranker": ranker,
+            "kv_rate": kv_rate,
+        },
         options=RequestOptions(
             keep_rate=keep,
             protect=parse_ranges(protect or []),
@@ -103,6 +111,8 @@ def pages(
     kv_select: Select = None,
     protect_first: ProtectFirst = None,
     min_keep: MinKeep = None,
+    ranker: RankerName = None,
+    kv_rate: KvRate = None,
     protect: Protect = None,
     mass: Mass = None,
     min_rate: MinRate = None,
@@ -131,7 +141,11 @@ def pages(
         cache_dir=cache_dir,
         dtype=dtype,
         profile=profile,
-        pruning=_pruning(lp, n, m, window, agg, kv_select, protect_first, min_keep),
+        pruning={
+            **_pruning(lp, n, m, window, agg, kv_select, protect_first, min_keep),
+            "ranker": ranker,
+            "kv_rate": kv_rate,
+        },
         options=RequestOptions(
             keep_rate=keep,
             protect=parse_ranges(protect or []),

@@ -20,7 +20,7 @@ from prefill_service.engine.inspect import (
     NO_OVERRIDES,
     CapturedPrefill,
     capture_prefill,
-    prune_report,
+    inspect_prune,
 )
 from prefill_service.engine.runner import DEFAULT_CHUNK_TOKENS
 from shared.errors import ConfigError, InvalidRequestError
@@ -63,7 +63,15 @@ def run_prune(request: InspectRequest, *, as_json: bool) -> int:
     Raises:
         TandemError: the prompt, the model or a parameter is wrong.
     """
-    report = prune_report(_prefill(request)[1])
+    loaded = _load(request)
+    report = inspect_prune(
+        loaded.model,
+        attention=probe_attention(loaded.model.device).backend,
+        token_ids=read_prompt(request, folder=loaded.folder),
+        params=_pruning(loaded, request),
+        chunk_tokens=DEFAULT_CHUNK_TOKENS,
+        options=request.options,
+    )
     if as_json:
         print(json.dumps(report))
         return 0
@@ -123,13 +131,17 @@ def prompt_tensors(captured: CapturedPrefill) -> PromptTensors:
     )
 
 
-def _prefill(request: InspectRequest) -> tuple[LoadedModel, CapturedPrefill]:
-    loaded = load_model(
+def _load(request: InspectRequest) -> LoadedModel:
+    return load_model(
         request.model,
         dtype=request.dtype,
         cache_dir=request.cache_dir,
         profile=request.profile,
     )
+
+
+def _prefill(request: InspectRequest) -> tuple[LoadedModel, CapturedPrefill]:
+    loaded = _load(request)
     captured = capture_prefill(
         loaded.model,
         attention=probe_attention(loaded.model.device).backend,

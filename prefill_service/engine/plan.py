@@ -119,6 +119,12 @@ def plan_prompt(
     )
 
 
+def needs_evaluation(params: PruningParams) -> bool:
+    """Whether no worker can serve these parameters, and only `engine/evaluate.py` runs them."""
+    before_main_pass = isinstance(build_ranker(params.ranker, params), PromptRanker)
+    return before_main_pass or (params.kv_rate is not None and params.kv_rate > params.keep_rate)
+
+
 def served_params(params: PruningParams, *, num_layers: int) -> PruningParams:
     """The parameters as their method means them.
 
@@ -175,6 +181,8 @@ def _overridden(params: PruningParams, options: RequestOptions) -> PruningParams
     }
     if options.keep_rate is not None:
         given["mass"] = None
+        if params.kv_rate is not None:
+            given["kv_rate"] = min(params.kv_rate, options.keep_rate)
     if options.mass is not None:
         given["kv_rate"] = None
     try:

@@ -183,3 +183,14 @@ def test_mass_needs_a_method_that_scores_layers() -> None:
         plan(params=snapkv, options=RequestOptions(mass=0.9))
     with pytest.raises(ConfigError, match="snapkv"):
         plan(params=replace(snapkv, mass=0.9))
+
+
+def test_a_requests_rate_bounds_the_caches_too() -> None:
+    profile = replace(PARAMS, kv_rate=0.1)
+    assert plan(params=profile).summary.slots == 10
+    for options, slots in (
+        (RequestOptions(keep_rate=0.3), 10),
+        (RequestOptions(keep_rate=0.09), 9),
+        (RequestOptions(mass=0.9), 50),
+    ):
+        assert plan(params=profile, options=options).summary.slots == slots

@@ -35,6 +35,10 @@ def test_kept_count_is_the_stated_formula(length, rate, window, floor):
         {"observation_window": 0},
         {"pool_kernel": 4},
         {"min_keep": -1},
+        {"ranker": ""},
+        {"kv_rate": 0.0},
+        {"kv_rate": 1.5},
+        {"seed": -1},
         {"mass": 0.0},
         {"mass": 1.1},
         {"min_rate": 0.0},
@@ -93,3 +97,11 @@ def test_identities_name_their_differences():
         rope="",
     )
     assert one.differences(other) == ["dtype: 'float32' against 'bfloat16'"]
+
+
+def test_caches_count_by_their_own_rate():
+    params = PruningParams(pruning_layer=3, keep_rate=0.5, kv_rate=0.1, min_keep=20)
+    assert (params.kept_count(1000), params.kv_count(1000)) == (500, 100)
+    assert (params.kept_count(100), params.kv_count(100)) == (50, 20)
+    same = PruningParams(pruning_layer=3, keep_rate=0.5)
+    assert same.kv_count(1000) == same.kept_count(1000)
