@@ -48,6 +48,7 @@ def run_calibration(
     out: Path | None,
     cache_dir: Path | None,
     progress: Progress,
+    commit: str = "",
 ) -> WrittenProfile:
     """Calibrates a model and writes its profile, whole or not at all.
 
@@ -56,6 +57,7 @@ def run_calibration(
         out: the file; None puts it where workers look for a profile of these weights.
         cache_dir: model cache; None takes the default one.
         progress: told about every prompt.
+        commit: of the code, where it is no git checkout.
 
     Raises:
         ConfigError: a setting cannot be met, or the file cannot be written.
@@ -71,7 +73,7 @@ def run_calibration(
     found = calibrate(loaded, settings=settings, progress=progress)
     profile = calibrated_profile(found, loaded)
     path = out if out is not None else calibrated_path(profile.fit.hash, cache_dir)
-    _write(path, profile_text(profile, evidence=evidence(found, loaded)))
+    _write(path, profile_text(profile, evidence=evidence(found, loaded, commit=commit)))
     return WrittenProfile(path=path, profile=profile, found=found)
 
 
@@ -118,6 +120,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cache-dir", type=Path)
+    parser.add_argument("--commit", default="", help="of the code, where it is no git checkout")
     given = parser.parse_args(argv)
     try:
         settings = CalibrationSettings(
@@ -132,7 +135,11 @@ def main(argv: Sequence[str]) -> int:
             dtype=given.dtype,
         )
         written = run_calibration(
-            settings, out=given.out, cache_dir=given.cache_dir, progress=_print_progress
+            settings,
+            out=given.out,
+            cache_dir=given.cache_dir,
+            progress=_print_progress,
+            commit=given.commit,
         )
     except TandemError as error:
         print(f"error: {error.message}", file=sys.stderr)

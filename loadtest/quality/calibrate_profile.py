@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from loadtest.micro.measure import provenance
 from loadtest.quality.calibrate_answers import Agreement
 from loadtest.quality.calibrate_choice import Candidate, token_layer_saving
 from loadtest.quality.calibrate_settings import CalibrationSettings
@@ -97,14 +98,23 @@ def calibrated_profile(found: Calibration, loaded: LoadedModel) -> ModelProfile:
     )
 
 
-def evidence(found: Calibration, loaded: LoadedModel) -> dict[str, Any]:
-    """The measured curves, as the profile keeps them; equal runs give equal values."""
+def evidence(found: Calibration, loaded: LoadedModel, *, commit: str) -> dict[str, Any]:
+    """The measured curves, as the profile keeps them; equal runs give equal values.
+
+    Args:
+        found: what was measured.
+        loaded: the model.
+        commit: of the code; empty asks git.
+    """
+    origin = provenance(command=found.settings.command)
+    changed = " with uncommitted changes" if origin["uncommitted_changes"] else ""
     by_layer: dict[str, Any] = {"rho": _rounded(found.single_rho)}
     if found.single_coverage is not None:
         by_layer["coverage"] = _rounded(found.single_coverage)
     return {
         "command": found.settings.command,
-        "hardware": hardware(loaded.model.device),
+        "commit": commit or f"{origin['commit'] or 'unknown'}{changed}",
+        "hardware": _hardware(loaded.model.device, cpu=origin["hardware"]["cpu"]),
         "torch": torch.__version__,
         "dtype": loaded.model.geometry().dtype,
         "prompts": found.num_samples,
@@ -123,11 +133,8 @@ def evidence(found: Calibration, loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-def hardware(device: torch.device) -> str:
-    """What a device is called."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return device.type
+def _hardware(device: torch.device, *, cpu: str) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
 
 
 def _curves(variants: Sequence[Variant]) -> dict[str, list[Any]]:

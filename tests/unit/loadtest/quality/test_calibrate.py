@@ -190,7 +190,9 @@ def test_the_plain_script(
 ) -> None:
     arguments = ["--model", str(tiny_model_dir), "--samples", "1", "--lengths", "500"]
     out = tmp_path / "folder" / "plain.toml"
-    assert main([*arguments, "--saving-target", "0.2", "--out", str(out)]) == 0
+    named = ["--saving-target", "0.2", "--out", str(out), "--commit", "abc"]
+    assert main([*arguments, *named]) == 0
+    assert tomllib.loads(out.read_text())["evidence"]["commit"] == "abc"
     captured = capsys.readouterr()
     assert f"written to {out}" in captured.out
     assert "depths: 1 of 1 prompts" in captured.err
@@ -215,7 +217,7 @@ def test_the_command(tiny_model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_the_plain_script_needs_only_the_engines_packages() -> None:
-    absent = ("structlog", "typer", "rich", "orjson", "prometheus_client", "psutil", "gguf")
+    absent = ("structlog", "typer", "rich", "orjson", "prometheus_client", "gguf")
     code = f"import sys; sys.modules.update(dict.fromkeys({absent})); " + (
         "import loadtest.quality.calibrate"
     )
