@@ -6,10 +6,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.quality.store import CorrelationCurve, Fact, Run, Trial
+from loadtest.quality.layers import SINGLE, depth_summary, mean_curve
+from loadtest.quality.store import CorrelationCurve, Fact, Trial
 from loadtest.quality.summary import (
     CONTROLS,
     FULL,
@@ -40,17 +42,24 @@ def draw_all(facts: Sequence[Fact]) -> dict[str, bytes]:
 
 
 def correlation_by_layer(facts: Sequence[Fact]) -> Figure | None:
-    """Spearman's rho to the oracle: single layers by task, and each aggregate by pruning layer."""
+    """Needles kept and rho to each oracle: single layers by task, each aggregate by its last."""
     rows = [fact for fact in facts if isinstance(fact, CorrelationCurve)]
-    oracles = sorted({row.oracle for row in rows})
     if not rows:
         return None
-    figure = Figure(figsize=(11, 4.2 * len(oracles)), layout="constrained")
-    for index, oracle in enumerate(oracles):
-        axes = figure.add_subplot(len(oracles), 1, index + 1)
-        _draw_correlation(axes, [row for row in rows if row.oracle == oracle])
-        _shade_window(axes, facts)
-        axes.set(title=f"Oracle: {oracle}", xlabel="layer", ylabel="Spearman's rho")
+    oracles = sorted({row.oracle for row in rows})
+    covered = [row for row in rows if row.coverage is not None and row.oracle == oracles[0]]
+    figure = Figure(figsize=(11, 4.2 * (len(oracles) + 1)), layout="constrained")
+    panels = figure.subplots(len(oracles) + 1, 1, squeeze=False)[:, 0]
+    _draw_curves(panels[0], [(row, row.coverage) for row in covered if row.coverage is not None])
+    panels[0].set(title="Needle tokens that are kept", ylabel="share")
+    for axes, oracle in zip(panels[1:], oracles, strict=True):
+        _draw_curves(axes, [(row, row.rho) for row in rows if row.oracle == oracle])
+        axes.set(title=f"Agreement with the oracle: {oracle}", ylabel="Spearman's rho")
+    summary = depth_summary(facts)
+    for axes in panels:
+        if summary is not None:
+            _mark_layers(axes, window=summary["window"], collapsed=summary["collapsed"])
+        axes.set(xlabel="layer")
         axes.legend(fontsize=7, ncols=3)
     return figure
 
@@ -97,6 +106,7 @@ def quality_against_ttft(facts: Sequence[Fact]) -> Figure | None:
         return None
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
+    axes.set_prop_cycle(color=colormaps["tab20"](range(len(points))))
     for index, (arm, line) in enumerate(sorted(points.items())):
         xs, ys = zip(*line, strict=True)
         style = ":" if arm in CONTROLS else "-"
@@ -131,38 +141,32 @@ def ablations(facts: Sequence[Fact]) -> Figure | None:
         axes.set_xticks(places, values, fontsize=7, rotation=30 if name in {"agg", "kv"} else 0)
         axes.set_ylim(0, 1.02)
         axes.set_title(name, fontsize=9)
+        axes.set_ylabel("kept answers", fontsize=7)
         axes.grid(alpha=0.3)
     return figure
 
 
-def _draw_correlation(axes: Axes, rows: Sequence[CorrelationCurve]) -> None:
-    single = [row for row in rows if row.series == "layer"]
-    for task in sorted({row.task for row in single}):
-        curve = _mean_curve(row.rho for row in single if row.task == task)
+def _draw_curves(axes: Axes, rows: Sequence[tuple[CorrelationCurve, Sequence[float]]]) -> None:
+    """Thin: single layers by task; black: their mean; dashed: aggregates."""
+    single = [(row.task, curve) for row, curve in rows if row.series == SINGLE]
+    for task in sorted({task for task, _ in single}):
+        curve = mean_curve(values for name, values in single if name == task)
         axes.plot(curve, linewidth=0.7, alpha=0.5, label=task)
     if single:
-        axes.plot(_mean_curve(row.rho for row in single), "k-", linewidth=2, label="single layer")
-    for series in sorted({row.series for row in rows} - {"layer"}):
-        curve = _mean_curve(row.rho for row in rows if row.series == series)
+        axes.plot(mean_curve(c for _, c in single), "k-", linewidth=2, label="single layer")
+    for series in sorted({row.series for row, _ in rows} - {SINGLE}):
+        curve = mean_curve(values for row, values in rows if row.series == series)
         axes.plot(curve, "--", linewidth=1.6, label=series)
     axes.grid(alpha=0.3)
 
 
-def _shade_window(axes: Axes, facts: Iterable[Fact]) -> None:
-    """Marks the profile's aggregation window, which ends at its pruning layer."""
-    runs = [fact for fact in facts if isinstance(fact, Run)]
-    if runs:
-        pruning = runs[-1].pruning
-        lp, n = int(pruning["pruning_layer"]), int(pruning["aggregation_window"])
-        axes.axvspan(lp - n + 0.5, lp + 0.5, alpha=0.12, color="green", label="profile's window")
-
-
-def _mean_curve(curves: Iterable[Sequence[float]]) -> list[float]:
-    """Mean over samples, layer by layer; a layer that no sample scored is a gap."""
-    known = [
-        [value for value in layer if not math.isnan(value)] for layer in zip(*curves, strict=True)
-    ]
-    return [statistics.fmean(values) if values else math.nan for values in known]
+def _mark_layers(axes: Axes, *, window: Sequence[int], collapsed: Sequence[int]) -> None:
+    """Shades the profile's aggregated layers and marks those that collapse."""
+    label = "profile's window"
+    axes.axvspan(window[0] - 0.5, window[-1] + 0.5, alpha=0.12, color="green", label=label)
+    for index, layer in enumerate(collapsed):
+        label = "collapsed layer" if index == 0 else ""
+        axes.axvline(layer, color="red", linewidth=0.8, alpha=0.4, label=label)
 
 
 def _mean_score(

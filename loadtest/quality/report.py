@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from loadtest.quality.layers import depth_summary
 from loadtest.quality.store import Fact, Run, read_facts
 from loadtest.quality.summary import (
     CONTROLS,
@@ -28,8 +29,9 @@ WANTED_SHARE = 0.95
 """Share of full's right answers that the default method is expected to keep."""
 EXCLUDED = "excluded"
 _CAPTIONS = {
-    "correlation_by_layer": "Agreement with the answer-informed oracle: thin, single layers by "
-    "task; black, their mean; dashed, aggregates by pruning layer; green, the profile's window.",
+    "correlation_by_layer": "Needle tokens that a layer alone would keep, and agreement with the "
+    "answer-informed oracle: thin, single layers by task; black, their mean; dashed, aggregates by "
+    "pruning layer; green, the profile's window; red, layers that collapse.",
     "needle_grid": "Needle accuracy, depth down, prompt tokens across.",
     "quality_against_ttft": "Kept answers against time to first token; dotted lines are controls.",
     "ablations": "One parameter varied, the others as in the profile; bands are 95 % intervals.",
@@ -75,6 +77,7 @@ def summarise(folder: Path) -> dict[str, Any]:
         "ruler_tasks": task_scores(trials_of(facts, RULER)),
         "longbench_tasks": task_scores(trials_of(facts, "longbench")),
         "question_excluded": {part: rows for part, rows in excluded.items() if rows},
+        "depth": depth_summary(facts),
         "ablations": _kept_rows(trials_of(facts, "ablation")),
     }  # fmt: skip
 
@@ -170,6 +173,13 @@ def _verdicts(facts: Sequence[Fact]) -> list[str]:
         f"{row['p']:.2g}."
         for row in ahead
     ]
+    depth = depth_summary(facts)
+    if depth is not None:
+        inside = sorted(set(depth["window"]) & set(depth["collapsed"]))
+        said.append(
+            f"Single layers that collapse: {_listed(depth['collapsed'])}; the profile's window "
+            f"{depth['window'][0]} to {depth['window'][-1]} holds {_listed(inside)} of them."
+        )
     controls = {
         arm: share.value
         for arm, share in kept_answers(long_prompts(mixture)).items()
@@ -311,6 +321,10 @@ def _task_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 def _run_row(run: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in run.items()}
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return ", ".join(str(layer) for layer in layers) or "none"
 
 
 def _share_text(share: Mapping[str, Any] | None) -> str:

@@ -121,6 +121,8 @@ class CorrelationCurve:
     """`layer` for single layers, or the aggregation and its number of layers."""
     rho: list[float]
     """Spearman's rho, one a layer; of an aggregate, one a pruning layer."""
+    coverage: list[float] | None
+    """Share of the needles' tokens that are kept, likewise; None without needles."""
 
     @property
     def key(self) -> Key:

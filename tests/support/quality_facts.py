@@ -42,6 +42,7 @@ CORRELATION = CorrelationCurve(
     oracle="softmax, pool 7",
     series="layer",
     rho=[0.1, 0.2, 0.5, 0.4],
+    coverage=[0.1, 0.9, 0.2, 1.0],
 )
 
 

@@ -178,6 +178,8 @@ def test_correlation_curves_cover_layers_aggregates_and_both_oracles(setup):
     for curve in curves:
         assert len(curve.rho) == setup.model.config.num_layers
         assert all(-1.0 <= value <= 1.0 for value in curve.rho)
+        assert curve.coverage is not None
+        assert all(0.0 <= value <= 1.0 for value in curve.coverage)
 
 
 def test_longbench_records_are_measured(run, tmp_path_factory):
