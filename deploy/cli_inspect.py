@@ -85,13 +85,7 @@ def prune(
             "ranker": ranker,
             "kv_rate": kv_rate,
         },
-        options=RequestOptions(
-            keep_rate=keep,
-            protect=parse_ranges(protect or []),
-            mass=mass,
-            min_rate=min_rate,
-            max_rate=max_rate,
-        ),
+        options=_options(keep, protect, mass, min_rate, max_rate),
         sparsity={},
     )
     run_prune(request, as_json=as_json)
@@ -146,13 +140,7 @@ def pages(
             "ranker": ranker,
             "kv_rate": kv_rate,
         },
-        options=RequestOptions(
-            keep_rate=keep,
-            protect=parse_ranges(protect or []),
-            mass=mass,
-            min_rate=min_rate,
-            max_rate=max_rate,
-        ),
+        options=_options(keep, protect, mass, min_rate, max_rate),
         sparsity={
             "full_layers": None if full_layers is None else parse_layers(full_layers),
             "page_budget": page_budget,
@@ -214,3 +202,19 @@ def _pruning(
         "protect_first": None if protect_first is None else bool(protect_first),
         "min_keep": min_keep,
     }
+
+
+def _options(
+    keep: float | None,
+    protect: list[str] | None,
+    mass: float | None,
+    min_rate: float | None,
+    max_rate: float | None,
+) -> RequestOptions:
+    return RequestOptions(
+        keep_rate=keep,
+        protect=parse_ranges(protect or []),
+        mass=mass,
+        min_rate=min_rate,
+        max_rate=max_rate,
+    )
