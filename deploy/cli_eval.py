@@ -53,8 +53,8 @@ def ranking(
 ) -> None:
     """Kept answers of full, time to first token, ablations and correlation by layer.
 
-    JSON keys: runs, verdicts, rankers, kept_answers, ahead_at_equal_ttft, not_above_random,
-    ruler_tasks, longbench_tasks, question_excluded, ablations.
+    JSON keys: runs, own_method, verdicts, rankers, kept_answers, ahead_at_equal_ttft,
+    not_above_random, ruler_tasks, longbench_tasks, question_excluded, depth, ablations.
     """
     _run(
         model=_model(model, device, dtype, profile, draft),

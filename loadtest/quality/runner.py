@@ -212,13 +212,17 @@ class Evaluator:
     ) -> list[list[int]]:
         if not prompts:
             return []
-        return generate_many(
+        answers = generate_many(
             self._setup.model,
             prompts,
             max_tokens=max(sample.max_new_tokens for sample in samples),
             stop_ids=self._setup.tokenizer.eos_ids,
             questions=questions,
         )
+        # Decoded together, but each sample grants its answer a length of its own.
+        return [
+            answer[: sample.max_new_tokens] for answer, sample in zip(answers, samples, strict=True)
+        ]
 
 
 def _draw_of(sample: Sample) -> int:

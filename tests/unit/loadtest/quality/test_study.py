@@ -169,6 +169,12 @@ def test_generated_answers_are_scored_by_the_samples_metric(run, setup, monkeypa
     assert {fact.score for fact in facts if isinstance(fact, Trial)} <= {0.0, 1.0}
 
 
+def test_an_answer_is_no_longer_than_its_sample_grants(setup):
+    evaluator = Evaluator(setup, word_for_word=False)
+    asked = [replace(_needle(setup), max_new_tokens=tokens) for tokens in (2, 5)]
+    assert [len(full.answer_ids) for full in evaluator.read_full(asked)] == [2, 5]
+
+
 def test_correlation_curves_cover_layers_aggregates_and_both_oracles(setup):
     evaluator = Evaluator(setup, word_for_word=False)
     (full,) = evaluator.read_full([replace(_needle(setup), max_new_tokens=2)])
