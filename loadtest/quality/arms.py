@@ -43,14 +43,14 @@ def ranker_names() -> list[str]:
 
 def full_arm(base: PruningParams) -> Arm:
     """Everything is kept."""
-    return Arm(name=FULL, params=replace(base, ranker=FULL, keep_rate=1.0))
+    return Arm(name=FULL, params=replace(_plain_rate(base), ranker=FULL, keep_rate=1.0))
 
 
 def ranker_arms(base: PruningParams, *, names: Sequence[str], rates: Sequence[float]) -> list[Arm]:
     """Each named method at each rate, controls always among them; full is an arm of its own.
 
-    All keep floor(rate x tokens): the profile's floor on the kept count is left out here, or a
-    rate would not mean the same for every length.
+    All keep floor(rate x tokens): the profile's floor on the kept count and its count by mass are
+    left out here, or a rate would not mean the same for every length.
 
     Raises:
         ConfigError: an unknown name, or a rate outside (0, 1).
@@ -62,13 +62,18 @@ def ranker_arms(base: PruningParams, *, names: Sequence[str], rates: Sequence[fl
         )
     if any(not 0.0 < rate < 1.0 for rate in rates) or not rates:
         raise ConfigError(f"keep rates {list(rates)}: give at least one, above 0 and below 1")
-    pure = replace(base, min_keep=0, bypass_below=0)
+    pure = _plain_rate(base)
     wanted = [name for name in dict.fromkeys([*names, *CONTROLS]) if name != FULL]
     return [
         Arm(name=name, params=_of_method(pure, name, rate=rate))
         for name in wanted
         for rate in rates
     ]
+
+
+def _plain_rate(base: PruningParams) -> PruningParams:
+    """The same parameters with nothing but the keep rate deciding how many tokens are kept."""
+    return replace(base, min_keep=0, bypass_below=0, mass=None)
 
 
 def _of_method(base: PruningParams, name: str, *, rate: float) -> PruningParams:
@@ -92,7 +97,7 @@ def profile_arms(base: PruningParams, *, floors: Sequence[int]) -> list[Arm]:
 
 def ablation_arms(base: PruningParams, *, num_layers: int) -> list[Arm]:
     """The profile with one parameter changed at a time; its own values are among them."""
-    base = replace(base, min_keep=0, bypass_below=0)
+    base = _plain_rate(base)
     sweeps: dict[str, tuple[str, Sequence[Any]]] = {
         "lp": ("pruning_layer", _depths(num_layers, base.pruning_layer)),
         "n": ("aggregation_window", (1, 2, 3, 4, 6, 8)),
