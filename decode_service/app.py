@@ -310,6 +310,7 @@ class DecodeServer:
             attention_backend=TorchDecodeAttention.name,
             rejected_backends=_rejected_backends(loaded),
             transports=TRANSPORTS,
+            profile=loaded.profile.label,
         )
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(
             DecodeServicer(

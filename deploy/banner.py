@@ -49,7 +49,8 @@ async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
         ("gRPC", f"{endpoints.gateway.grpc} (tandem.v1.InferenceService, reflection)"),
         ("metrics", f"http://{endpoints.gateway.admin}/metrics"),
         ("model", f"{info.model.name}, {info.model.dtype}, {info.max_model_len} positions"),
-        *_methods(config),
+        ("profile", info.profile),
+        *_methods(config, model_hash=info.model.model_hash),
         *((facts.line.role, _worker_text(facts)) for facts in workers),
         *(("not used", text) for text in info.rejected_backends),
         ("try", f"curl {endpoints.url}/v1/models"),
@@ -58,10 +59,12 @@ async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
         console.print(f"{name:<8}  {text}", soft_wrap=True)
 
 
-def _methods(config: UpConfig) -> list[tuple[str, str]]:
+def _methods(config: UpConfig, *, model_hash: str) -> list[tuple[str, str]]:
     """What the model's profile says; a role with another `profile` logs what it uses."""
     folder = find_model_folder(config.model, config.cache_dir)
-    profile = load_profile(config=ModelConfig.from_folder(folder))
+    profile = load_profile(
+        config=ModelConfig.from_folder(folder), model_hash=model_hash, cache_dir=config.cache_dir
+    )
     pruning, sparsity = profile.pruning, profile.sparsity
     return [
         (

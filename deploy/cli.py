@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from deploy.cli_bench import bench_app
+from deploy.cli_calibrate import calibrate
+from deploy.cli_eval import eval_app
 from deploy.cli_inspect import inspect_app
 from shared.config.exit_codes import exit_code_for
 from shared.errors import TandemError
@@ -32,7 +34,9 @@ config_app = typer.Typer(no_args_is_help=True, help="Effective settings.")
 app.add_typer(model_app, name="model")
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(bench_app, name="bench")
+app.add_typer(eval_app, name="eval")
 app.add_typer(config_app, name="config")
+app.command()(calibrate)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Url = Annotated[str, typer.Option(help="Base URL of the gateway.")]

@@ -1,5 +1,6 @@
 """The `tandem inspect` sub-commands: flags in, `deploy.inspect` does the work."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 
 from shared.errors import ConfigError
 from shared.types.methods import Aggregation, KvSelect
+from shared.types.options import RequestOptions, TokenRange
 
 inspect_app = typer.Typer(no_args_is_help=True, help="What the two methods choose, in one process.")
 
@@ -22,6 +24,17 @@ Agg = Annotated[Aggregation | None, typer.Option(help="How layers are combined."
 Select = Annotated[KvSelect | None, typer.Option(help="Whose positions layers m..lp keep.")]
 ProtectFirst = Annotated[int | None, typer.Option(min=0, max=1, help="1 always keeps token 0.")]
 MinKeep = Annotated[int | None, typer.Option(help="Floor of the kept count, in tokens.")]
+RankerName = Annotated[str | None, typer.Option("--ranker", help="Ranking method, as claa.")]
+KvRate = Annotated[float | None, typer.Option(help="Share of the prompt in pruned caches; r.")]
+Protect = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Prompt tokens START:END that are always kept, END not included; repeatable."
+    ),
+]
+Mass = Annotated[float | None, typer.Option(help="Keep what holds this share of the attention.")]
+MinRate = Annotated[float | None, typer.Option(help="Least keep rate that --mass may come to.")]
+MaxRate = Annotated[float | None, typer.Option(help="Largest keep rate that --mass may come to.")]
 Profile = Annotated[str, typer.Option(help="Profile name or TOML file; the model's own if empty.")]
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Model cache.")]
@@ -42,12 +55,18 @@ def prune(
     kv_select: Select = None,
     protect_first: ProtectFirst = None,
     min_keep: MinKeep = None,
+    ranker: RankerName = None,
+    kv_rate: KvRate = None,
+    protect: Protect = None,
+    mass: Mass = None,
+    min_rate: MinRate = None,
+    max_rate: MaxRate = None,
     profile: Profile = "",
     dtype: Dtype = "float32",
     cache_dir: CacheDir = None,
     as_json: Json = False,
 ) -> None:
-    """Which prompt tokens CLAA keeps. Without a flag the model's profile decides.
+    """Which prompt tokens a ranking method keeps. Without a flag the model's profile decides.
 
     JSON keys: prompt_tokens, kept, layers [{layer, mode, positions}], next_position,
     first_token_id, kv_bytes, seconds.
@@ -61,7 +80,12 @@ def prune(
         cache_dir=cache_dir,
         dtype=dtype,
         profile=profile,
-        pruning=_pruning(keep, lp, n, m, window, agg, kv_select, protect_first, min_keep),
+        pruning={
+            **_pruning(lp, n, m, window, agg, kv_select, protect_first, min_keep),
+            "ranker": ranker,
+            "kv_rate": kv_rate,
+        },
+        options=_options(keep, protect, mass, min_rate, max_rate),
         sparsity={},
     )
     run_prune(request, as_json=as_json)
@@ -81,6 +105,12 @@ def pages(
     kv_select: Select = None,
     protect_first: ProtectFirst = None,
     min_keep: MinKeep = None,
+    ranker: RankerName = None,
+    kv_rate: KvRate = None,
+    protect: Protect = None,
+    mass: Mass = None,
+    min_rate: MinRate = None,
+    max_rate: MaxRate = None,
     full_layers: Annotated[
         str | None, typer.Option(help="Layers with full attention, as 0,1,2,14,22.")
     ] = None,
@@ -105,7 +135,12 @@ def pages(
         cache_dir=cache_dir,
         dtype=dtype,
         profile=profile,
-        pruning=_pruning(keep, lp, n, m, window, agg, kv_select, protect_first, min_keep),
+        pruning={
+            **_pruning(lp, n, m, window, agg, kv_select, protect_first, min_keep),
+            "ranker": ranker,
+            "kv_rate": kv_rate,
+        },
+        options=_options(keep, protect, mass, min_rate, max_rate),
         sparsity={
             "full_layers": None if full_layers is None else parse_layers(full_layers),
             "page_budget": page_budget,
@@ -129,8 +164,25 @@ def parse_layers(text: str) -> tuple[int, ...]:
         ) from None
 
 
+def parse_ranges(texts: Sequence[str]) -> tuple[TokenRange, ...]:
+    """Token ranges of texts like 0:20.
+
+    Raises:
+        ConfigError: one is no such range.
+    """
+    ranges = []
+    for text in texts:
+        start, _, end = text.partition(":")
+        if not (start.isdecimal() and end.isdecimal()):
+            raise ConfigError(
+                f"--protect cannot be {text!r}: write the first token and the one after the last, "
+                "like 0:20"
+            )
+        ranges.append(TokenRange(int(start), int(end)))
+    return tuple(ranges)
+
+
 def _pruning(
-    keep: float | None,
     lp: int | None,
     n: int | None,
     m: int | None,
@@ -141,7 +193,6 @@ def _pruning(
     min_keep: int | None,
 ) -> dict[str, Any]:
     return {
-        "keep_rate": keep,
         "pruning_layer": lp,
         "aggregation_window": n,
         "deferred_layers": m,
@@ -151,3 +202,19 @@ def _pruning(
         "protect_first": None if protect_first is None else bool(protect_first),
         "min_keep": min_keep,
     }
+
+
+def _options(
+    keep: float | None,
+    protect: list[str] | None,
+    mass: float | None,
+    min_rate: float | None,
+    max_rate: float | None,
+) -> RequestOptions:
+    return RequestOptions(
+        keep_rate=keep,
+        protect=parse_ranges(protect or []),
+        mass=mass,
+        min_rate=min_rate,
+        max_rate=max_rate,
+    )

@@ -6,6 +6,7 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.tandem.v1 import control_pb2, control_pb2_grpc
 from shared.errors import ConfigError
 
 _DEFAULT_ADDRESSES = {
@@ -43,12 +44,15 @@ def probe_gateway(address: str, *, timeout_s: float) -> tuple[bool, str]:
 
 
 def probe_worker(address: str, *, timeout_s: float) -> tuple[bool, str]:
-    """Asks grpc.health.v1; returns readiness and the status or the reason."""
+    """Asks grpc.health.v1; returns readiness and the status, with the profile, or the reason."""
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             response = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            if response.status != health_pb2.HealthCheckResponse.SERVING:
+                return False, health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+            control = control_pb2_grpc.ControlServiceStub(channel)
+            info = control.GetInfo(control_pb2.GetInfoRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             return False, f"{error.code().name}: {error.details()}"
-    name = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
-    return response.status == health_pb2.HealthCheckResponse.SERVING, name
+    return True, f"SERVING, profile {info.profile}"

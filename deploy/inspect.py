@@ -16,13 +16,19 @@ from rich.table import Table
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.inspect import inspect_pages
 from decode_service.engine.solo import PromptTensors
-from prefill_service.engine.inspect import CapturedPrefill, capture_prefill, prune_report
+from prefill_service.engine.inspect import (
+    NO_OVERRIDES,
+    CapturedPrefill,
+    capture_prefill,
+    inspect_prune,
+)
 from prefill_service.engine.runner import DEFAULT_CHUNK_TOKENS
 from shared.errors import ConfigError, InvalidRequestError
 from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel, load_model
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.methods import PruningParams, SparsityParams
+from shared.types.options import RequestOptions
 
 _SHOWN = 12
 
@@ -47,6 +53,8 @@ class InspectRequest:
     """Fields of SparsityParams to change."""
     profile: str = ""
     """Profile name or path; empty takes the model's own."""
+    options: RequestOptions = NO_OVERRIDES
+    """What a request may ask of the selection."""
 
 
 def run_prune(request: InspectRequest, *, as_json: bool) -> int:
@@ -55,7 +63,15 @@ def run_prune(request: InspectRequest, *, as_json: bool) -> int:
     Raises:
         TandemError: the prompt, the model or a parameter is wrong.
     """
-    report = prune_report(_prefill(request)[1])
+    loaded = _load(request)
+    report = inspect_prune(
+        loaded.model,
+        attention=probe_attention(loaded.model.device).backend,
+        token_ids=read_prompt(request, folder=loaded.folder),
+        params=_pruning(loaded, request),
+        chunk_tokens=DEFAULT_CHUNK_TOKENS,
+        options=request.options,
+    )
     if as_json:
         print(json.dumps(report))
         return 0
@@ -115,19 +131,24 @@ def prompt_tensors(captured: CapturedPrefill) -> PromptTensors:
     )
 
 
-def _prefill(request: InspectRequest) -> tuple[LoadedModel, CapturedPrefill]:
-    loaded = load_model(
+def _load(request: InspectRequest) -> LoadedModel:
+    return load_model(
         request.model,
         dtype=request.dtype,
         cache_dir=request.cache_dir,
         profile=request.profile,
     )
+
+
+def _prefill(request: InspectRequest) -> tuple[LoadedModel, CapturedPrefill]:
+    loaded = _load(request)
     captured = capture_prefill(
         loaded.model,
         attention=probe_attention(loaded.model.device).backend,
         token_ids=read_prompt(request, folder=loaded.folder),
         params=_pruning(loaded, request),
         chunk_tokens=DEFAULT_CHUNK_TOKENS,
+        options=request.options,
     )
     return loaded, captured
 

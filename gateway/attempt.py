@@ -89,6 +89,15 @@ class Attempt:
         elif isinstance(error, UnavailableError) and error.error_code == UnavailableError.code:
             await self._services.prober.look([self.blamed])
 
+    def named(self, error: TandemError) -> TandemError:
+        """The error as clients know it: a worker that went away is one of its role that lacks."""
+        if error.error_code != UnavailableError.code:
+            return error
+        role = "prefill" if self.blamed == self._pair.prefill else "decode"
+        return UnavailableError(
+            error.message, code=f"no_{role}_worker", retry_after_s=error.retry_after_s
+        )
+
     def workers(self) -> set[str]:
         """Names of both workers of the pair."""
         decode = self._sealed.target if self._sealed is not None else self._targets[0]

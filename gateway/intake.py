@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from gateway.job import GenerationJob
+from gateway.prompt_parts import AskedParts, RenderedChat, refuse_parts, resolve_parts
 from gateway.schema.chat import ChatBody
 from gateway.schema.completions import CompletionBody
 from gateway.schema.generation import GenerationBody
@@ -16,6 +17,7 @@ from gateway.schema.translate import (
     check_token_id,
     fit_context,
     options_of,
+    parts_of,
     sampling_of,
     stop_of,
 )
@@ -47,6 +49,16 @@ class Naming:
     """Name set by the operator; empty takes the workers'."""
     alias: str
     """Name of the model in the catalog; understood as well, and used while no worker is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptInput:
+    """A tokenized prompt and what was asked about it."""
+
+    ids: list[int]
+    """Its tokens."""
+    options: RequestOptions
+    """Overrides of the model profile, in tokens."""
 
 
 class Intake:
@@ -111,10 +123,13 @@ class Intake:
         """
         self.check_model(body.model)
         self.refuse_too_many(len(body.messages))
-        ids = await self.encode_chat(
-            [message.for_template() for message in body.messages], body.template_variables()
+        prompt = await self.encode_chat(
+            [message.for_template() for message in body.messages],
+            body.template_variables(),
+            options=options_of(body.tandem),
+            asked=parts_of(body.tandem),
         )
-        return self._job(body, ids, origin, param="messages")
+        return self._job(body, prompt, origin, param="messages")
 
     async def completion_jobs(self, body: CompletionBody, origin: Origin) -> list[GenerationJob]:
         """One job a prompt.
@@ -123,13 +138,16 @@ class Intake:
             InvalidRequestError: unknown model, ids outside the vocabulary, or it does not fit.
         """
         self.check_model(body.model)
+        options = options_of(body.tandem)
+        refuse_parts(parts_of(body.tandem))
         jobs = []
         for prompt in body.prompt:
             if isinstance(prompt, str):
                 ids = await self.encode_text(prompt, param="prompt")
             else:
                 ids = self.checked_ids(prompt, param="prompt")
-            jobs.append(self._job(body, ids, origin, param="prompt"))
+            given = PromptInput(ids=ids, options=options)
+            jobs.append(self._job(body, given, origin, param="prompt"))
         return jobs
 
     async def encode_text(self, text: str, *, param: str) -> list[int]:
@@ -142,12 +160,18 @@ class Intake:
         return await asyncio.to_thread(self.tokenizer.encode, text)
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
-    ) -> list[int]:
-        """Token ids of a rendered conversation.
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        options: RequestOptions,
+        asked: AskedParts,
+    ) -> PromptInput:
+        """A rendered conversation, and `options` with the parts of it that were asked for.
 
         Raises:
-            InvalidRequestError: no chat template, a refusal by it, or far too much text.
+            InvalidRequestError: no chat template, a refusal by it, far too much text, or no such
+                part.
         """
         template = self.tokenizer.chat_template
         if template is None:
@@ -159,7 +183,18 @@ class Intake:
         # Rendering and tokenizing a long conversation takes long enough to stall other streams.
         text = await asyncio.to_thread(template.render, messages, variables=variables)
         self._refuse_hopeless(text, param="messages")
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=False)
+        if not asked.anything:
+            ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=False)
+            return PromptInput(ids=ids, options=options)
+        chat = RenderedChat(template=template, messages=messages, variables=variables, text=text)
+        return await asyncio.to_thread(self._with_parts, chat, options, asked)
+
+    def _with_parts(
+        self, chat: RenderedChat, options: RequestOptions, asked: AskedParts
+    ) -> PromptInput:
+        ids, offsets = self.tokenizer.encode_with_offsets(chat.text, add_special_tokens=False)
+        options = resolve_parts(chat, offsets=offsets, options=options, asked=asked)
+        return PromptInput(ids=ids, options=options)
 
     def _refuse_hopeless(self, text: str, *, param: str) -> None:
         limit, tokens = self.max_model_len(), self.tokenizer.fewest_tokens(text)
@@ -198,8 +233,9 @@ class Intake:
         return arrived + self._timeout_s
 
     def _job(
-        self, body: GenerationBody, ids: list[int], origin: Origin, *, param: str
+        self, body: GenerationBody, prompt: PromptInput, origin: Origin, *, param: str
     ) -> GenerationJob:
+        ids = prompt.ids
         if not ids:
             raise InvalidRequestError(f"the {param} gave no tokens; send some text", param=param)
         vocab = self.tokenizer.vocab_size
@@ -218,7 +254,7 @@ class Intake:
             stop=stop_of(
                 body, max_tokens=max_tokens, eos_ids=self.tokenizer.eos_ids, vocab_size=vocab
             ),
-            options=options_of(body.tandem),
+            options=prompt.options,
             include_stop=bool(body.include_stop_str_in_output),
             arrived=origin.arrived,
             deadline=self.deadline(origin.arrived),

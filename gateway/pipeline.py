@@ -102,7 +102,7 @@ class Pipeline:
                 self._blame(state, attempt, error)
                 await attempt.look_again(error)
                 if not self._may_retry(state, error, failures):
-                    raise
+                    raise attempt.named(error) from error
                 self._retrying(state, error)
             else:
                 return

@@ -222,7 +222,7 @@ class PrefillApp:
             device=self.config.device,
             attention=parts.info.attention_backend,
             rejected_backends=list(parts.info.rejected_backends),
-            profile=loaded.profile.name,
+            profile=loaded.profile.label,
             keep_rate=pruning.keep_rate,
             pruning_layer=pruning.pruning_layer,
             aggregation=pruning.aggregation.value,
@@ -333,6 +333,7 @@ class _Parts:
             attention_backend=attention.backend.name,
             rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
             transports=tuple(self.transports),
+            profile=loaded.profile.label,
         )
 
     def _services(

@@ -104,6 +104,8 @@ class Intake:
         adopted = None
         try:
             self._verifier.check_promises(manifest, spec=granted.spec, prompt_ids=prompt_ids)
+            surplus_tokens = granted.spec.kept_tokens - manifest.pruning.slots
+            granted.pages = self._cache.shrink(granted.pages, surplus_tokens=surplus_tokens)
             lease = granted.lease
             view = self._slab.view(lease.slot, lease.generation, 0, lease.nbytes)
             layouts = await asyncio.to_thread(self._verifier.check_bytes, manifest, view)

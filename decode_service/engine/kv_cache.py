@@ -6,7 +6,8 @@ a row has two lengths and two page tables. All layers of a group use the same pa
 Shapes: G KV heads, D head size, N prompt slots, S slots of a pool (pages times 16).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -75,8 +76,15 @@ class KvPool:
     def allocate(self, tokens: int) -> GroupPages | None:
         """Takes the pages of `tokens` slots, or None when there are too few."""
         pages = self.pages.allocate(self.pages_needed(tokens))
-        if pages is None:
-            return None
+        return None if pages is None else self._held(pages)
+
+    def shrink(self, held: GroupPages, *, by: int) -> GroupPages:
+        """Gives the last `by` pages back; returns those that are left."""
+        assert 0 <= by < len(held.pages), "a row keeps a page"
+        self.pages.free(held.pages[len(held.pages) - by :])
+        return self._held(held.pages[: len(held.pages) - by])
+
+    def _held(self, pages: Sequence[int]) -> GroupPages:
         contiguous = bool(pages) and pages[-1] - pages[0] == len(pages) - 1
         table = torch.tensor(pages, dtype=torch.int64, device=self.memory.device)
         return GroupPages(pages=tuple(pages), start=pages[0] if contiguous else None, table=table)
@@ -174,6 +182,18 @@ class PagedKvCache:
             pool.pages.free(held.pages)
             if self._poison:
                 pool.poison(held.table)
+
+    def shrink(self, pages: SequencePages, *, surplus_tokens: int) -> SequencePages:
+        """Gives back the REST pages of a row that will hold `surplus_tokens` fewer than granted.
+
+        Returns:
+            The pages that are left; none was written yet.
+        """
+        pool = self.pools[LengthGroup.REST]
+        surplus_pages = surplus_tokens // PAGE_SIZE
+        if not surplus_pages or not pool.layers:
+            return pages
+        return replace(pages, rest=pool.shrink(pages.rest, by=surplus_pages))
 
     def write_prompt(
         self,

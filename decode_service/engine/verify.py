@@ -69,11 +69,11 @@ class ManifestVerifier:
         differences = self._identity.differences(manifest.model)
         if differences:
             raise rejected(RejectReason.MODEL, "; ".join(differences))
-        promised = (manifest.prompt_tokens, manifest.pruning.kept_tokens)
-        granted = (spec.prompt_tokens, spec.kept_tokens)
-        if promised != granted:
+        if not _counts_hold(manifest, spec):
+            promised = (manifest.prompt_tokens, manifest.pruning.slots)
+            granted = (spec.prompt_tokens, spec.kept_tokens)
             raise rejected(
-                RejectReason.COUNTS, f"(prompt, kept) tokens {promised} against {granted} granted"
+                RejectReason.COUNTS, f"(prompt, KV) tokens {promised} against {granted} granted"
             )
         if manifest.next_position != manifest.prompt_tokens:
             raise rejected(
@@ -107,9 +107,9 @@ class ManifestVerifier:
             plan = SlabLayout.plan(
                 self._geometry,
                 prompt_tokens=spec.prompt_tokens,
-                kept_tokens=spec.kept_tokens,
+                kept_tokens=manifest.pruning.slots,
                 whole_layers=spec.whole_layers,
-                pruning_layer=manifest.pruning.pruning_layer,
+                pruning_layer=manifest.pruning.last_choosing_layer(self._geometry.num_layers),
                 kv_select=manifest.pruning.kv_select,
                 pruned=manifest.pruning.pruned,
             )
@@ -173,6 +173,14 @@ class ManifestVerifier:
             )
         assert (spec.kind is PositionKind.IDENTITY) == (segment is None), "planned above"
         return layout
+
+
+def _counts_hold(manifest: KvManifest, spec: ReserveSpec) -> bool:
+    """Whether the granted tokens came; a mass reserves the most that it may come to."""
+    pruning = manifest.pruning
+    most, may_be_fewer = spec.kept_tokens, pruning.pruned and pruning.mass is not None
+    fits = 1 <= pruning.slots <= most if may_be_fewer else pruning.slots == most
+    return fits and manifest.prompt_tokens == spec.prompt_tokens
 
 
 def hash_prompt(prompt_ids: Sequence[int]) -> str:

@@ -40,6 +40,8 @@ class WorkerInfo:
     """Backend in use."""
     transports: tuple[str, ...]
     """Accepted transports, best first."""
+    profile: str
+    """Model profile in use, and whether it is calibrated."""
     rejected_backends: tuple[str, ...] = ()
     """`name: reason` of every backend that is not used."""
 
@@ -81,6 +83,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             attention_backend=info.attention_backend,
             rejected_backends=info.rejected_backends,
             transports=info.transports,
+            profile=info.profile,
         )
 
     async def GetLoad(

@@ -8,15 +8,17 @@ from typing import Any
 
 import grpc.aio
 
-from gateway.intake import Intake, Origin, new_origin
+from gateway.intake import Intake, Origin, PromptInput, new_origin
 from gateway.job import Event, Finished, GenerationJob, TextDelta
 from gateway.observer import RequestObserver
 from gateway.pipeline import Pipeline
+from gateway.prompt_parts import AskedParts, refuse_parts
 from gateway.schema.translate import check_token_id, draw_seed, fit_context
 from protos.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from shared.errors import InvalidRequestError, TandemError
 from shared.rpc.interceptors import current_request_id
 from shared.rpc.status import grpc_code
+from shared.types.options import PromptPart
 from shared.types.sampling import SamplingParams, StopConditions
 from shared.wire.options import options_from_pb
 from shared.wire.sampling import (
@@ -28,6 +30,11 @@ from shared.wire.sampling import (
 
 SERVICE_NAME = "tandem.v1.InferenceService"
 
+_PARTS = {
+    inference_pb2.PROMPT_PART_SYSTEM: PromptPart.SYSTEM,
+    inference_pb2.PROMPT_PART_LAST_USER: PromptPart.LAST_USER,
+    inference_pb2.PROMPT_PART_QUESTION: PromptPart.QUESTION,
+}
 _ENDPOINT = "Generate"
 _MAX_ID = 100
 
@@ -78,7 +85,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _job(self, request: inference_pb2.GenerateRequest, origin: Origin) -> GenerationJob:
         model = self._intake.check_model(request.model)
-        ids, param = await self._prompt(request)
+        prompt, param = await self._prompt(request)
+        ids = prompt.ids
         vocab = self._intake.tokenizer.vocab_size
         max_tokens = fit_context(
             prompt_tokens=len(ids),
@@ -94,25 +102,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             prompt_ids=ids,
             sampling=sampling,
             stop=self._stop(request, max_tokens),
-            options=options_from_pb(request.options),
+            options=prompt.options,
             arrived=origin.arrived,
             deadline=self._intake.deadline(origin.arrived),
         )
 
-    async def _prompt(self, request: inference_pb2.GenerateRequest) -> tuple[list[int], str]:
+    async def _prompt(self, request: inference_pb2.GenerateRequest) -> tuple[PromptInput, str]:
+        options, asked = options_from_pb(request.options), _asked(request)
         match request.WhichOneof("prompt"):
             case "token_ids" if request.token_ids.ids:
+                refuse_parts(asked)
                 ids = self._intake.checked_ids(request.token_ids.ids, param="token_ids")
-                return ids, "token_ids"
+                return PromptInput(ids=ids, options=options), "token_ids"
             case "text" if request.text:
-                return await self._intake.encode_text(request.text, param="text"), "text"
+                refuse_parts(asked)
+                ids = await self._intake.encode_text(request.text, param="text")
+                return PromptInput(ids=ids, options=options), "text"
             case "conversation" if request.conversation.messages:
                 self._intake.refuse_too_many(len(request.conversation.messages))
                 turns = [
                     {"role": message.role, "content": message.content}
                     for message in request.conversation.messages
                 ]
-                return await self._intake.encode_chat(turns, {}), "conversation"
+                prompt = await self._intake.encode_chat(turns, {}, options=options, asked=asked)
+                return prompt, "conversation"
             case given:
                 what = f"{given} is empty" if given else "the prompt is missing"
                 raise InvalidRequestError(
@@ -134,6 +147,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             return stop
         ids = set(stop.token_ids) | set(self._intake.tokenizer.eos_ids)
         return replace(stop, token_ids=tuple(sorted(ids)))
+
+
+def _asked(request: inference_pb2.GenerateRequest) -> AskedParts:
+    for part in request.protect_parts:
+        if part not in _PARTS:
+            raise InvalidRequestError(
+                f"protect_parts holds {part}, which names no part; use a value of PromptPart",
+                param="protect_parts",
+            )
+    if request.question_window and request.options.HasField("observation_window"):
+        raise InvalidRequestError(
+            "question_window and options.observation_window were both sent; leave one out",
+            param="question_window",
+        )
+    return AskedParts(
+        protect=tuple(_PARTS[part] for part in request.protect_parts),
+        question_window=request.question_window,
+    )
 
 
 def _sampling(request: inference_pb2.GenerateRequest, *, vocab_size: int) -> SamplingParams:

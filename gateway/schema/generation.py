@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from shared.types.options import PromptPart
 from shared.wire.sampling import MAX_BIAS, MAX_LOGPROBS, MAX_STOP_STRINGS
 
 MAX_SEED = 2**64 - 1
@@ -23,6 +24,35 @@ ACCEPTED_WITHOUT_EFFECT = frozenset(
     }
 )
 """Known fields of the API that need nothing from us; they are not reported as ignored."""
+
+
+_PARTS = [part.value for part in PromptPart]
+
+ProtectEntry = Literal["system", "last_user", "question"] | tuple[int, int]
+"""What `tandem.protect` lists: a part of the conversation, or prompt tokens [start, end]."""
+
+
+def _protect_entries(value: object) -> object:
+    """JSON has no pairs: every list of two whole numbers becomes one."""
+    if not isinstance(value, list):
+        return value
+    entries: list[object] = []
+    for entry in value:
+        pair = isinstance(entry, list) and [type(number) for number in entry] == [int, int]
+        if not pair and entry not in _PARTS:
+            raise ValueError(
+                f"{str(entry)[:32]!r} is neither a range of prompt tokens like [0, 20] nor one of "
+                + ", ".join(_PARTS)
+            )
+        entries.append(tuple(entry) if pair else entry)
+    return entries
+
+
+def _window(value: object) -> object:
+    """One message for both forms, under the field's own name."""
+    if value is not None and value != "question" and type(value) is not int:
+        raise ValueError(f'{str(value)[:32]!r} is neither a number of tokens nor "question"')
+    return value
 
 
 def _as_list(value: object) -> object:
@@ -56,6 +86,11 @@ class TandemOptions(Body):
     min_keep: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     page_budget: Annotated[int, Field(ge=3, lt=2**31)] | None = None
     recency_pages: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    protect: Annotated[list[ProtectEntry] | None, BeforeValidator(_protect_entries)] = None
+    window: Annotated[Literal["question"] | int | None, BeforeValidator(_window)] = None
+    mass: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_rate: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 class GenerationBody(Body):

@@ -3,9 +3,10 @@
 import random
 from typing import TypeVar
 
+from gateway.prompt_parts import NOTHING_ASKED, AskedParts
 from gateway.schema.generation import MAX_SEED, GenerationBody, TandemOptions
 from shared.errors import ContextLengthError, InvalidRequestError
-from shared.types.options import Mode, RequestOptions
+from shared.types.options import Mode, PromptPart, RequestOptions, TokenRange
 from shared.types.sampling import SamplingParams, StopConditions
 
 T = TypeVar("T")
@@ -57,15 +58,36 @@ def stop_of(
 
 
 def options_of(options: TandemOptions | None) -> RequestOptions:
-    """Overrides of the model profile."""
+    """Overrides of the model profile; the conversation's own parts are in `parts_of`.
+
+    Raises:
+        InvalidRequestError: they contradict each other or are out of range.
+    """
     if options is None:
         return RequestOptions()
-    return RequestOptions(
+    translated = RequestOptions(
         mode=Mode(options.mode) if options.mode is not None else Mode.AUTO,
         keep_rate=options.keep_rate,
         min_keep=options.min_keep,
         page_budget=options.page_budget,
         recency_pages=options.recency_pages,
+        protect=tuple(TokenRange(*e) for e in options.protect or () if not isinstance(e, str)),
+        observation_window=options.window if isinstance(options.window, int) else None,
+        mass=options.mass,
+        min_rate=options.min_rate,
+        max_rate=options.max_rate,
+    )
+    translated.check_pruning()
+    return translated
+
+
+def parts_of(options: TandemOptions | None) -> AskedParts:
+    """The parts of the conversation that `tandem` names."""
+    if options is None:
+        return NOTHING_ASKED
+    return AskedParts(
+        protect=tuple(PromptPart(e) for e in options.protect or () if isinstance(e, str)),
+        question_window=options.window == "question",
     )
 
 

@@ -18,6 +18,10 @@ class CapturedKv:
         self.positions_RN: dict[int, Tensor] = {}
         """Positions by layout, int32; identities have none."""
 
+    def settled(self, plan: PromptPlan) -> None:
+        """Takes the final plan."""
+        self._plan = plan
+
     def kv_final(
         self, *, layer: int, first_slot: int, keys_NGD: Tensor, values_NGD: Tensor
     ) -> None:

@@ -24,6 +24,8 @@ _log = structlog.get_logger(__name__)
 class Computed:
     """What the engine thread leaves behind beside the slab."""
 
+    plan: PromptPlan
+    """The final plan."""
     first_tokens: tuple[SampledToken, ...]
     """One a branch."""
     prefill_seconds: float
@@ -107,6 +109,7 @@ class ComputeThread:
         finally:
             self._last_beat = None
         return Computed(
+            plan=output.plan,
             first_tokens=tokens,
             prefill_seconds=output.prefill_seconds,
             select_seconds=output.select_seconds,
@@ -136,6 +139,9 @@ class _SlabWriter:
     def __init__(self, slab: HostSlab, *, progressed: Callable[[int], None]) -> None:
         self._slab = slab
         self._progressed = progressed
+
+    def settled(self, plan: PromptPlan) -> None:
+        self._slab.settle(plan.slab)
 
     def kv_final(
         self, *, layer: int, first_slot: int, keys_NGD: torch.Tensor, values_NGD: torch.Tensor

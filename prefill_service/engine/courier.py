@@ -98,7 +98,8 @@ class Courier:
             if all(answer.reason == "draining" for answer in busy):
                 raise UnavailableError(
                     f"all {len(busy)} decode workers drain: they are being shut down; "
-                    "retry with other decode workers"
+                    "retry with other decode workers",
+                    code="draining",
                 )
             wait = max(backoff, min(answer.retry_after_s for answer in busy))
             if time.monotonic() + wait > until:

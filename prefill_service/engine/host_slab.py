@@ -16,7 +16,7 @@ import torch
 from shared.errors import InternalError
 from shared.kv.geometry import KvGeometry
 from shared.kv.slab_layout import SlabLayout
-from shared.types.kv_manifest import Segment
+from shared.types.kv_manifest import Segment, SegmentKind
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,8 +47,8 @@ class HostSlab:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
-        return self.layout.total_bytes
+        """Bytes held: those of the layout it was made for."""
+        return self._bytes.numel()
 
     @property
     def payload_bytes(self) -> int:
@@ -58,6 +58,22 @@ class HostSlab:
     def is_complete(self) -> bool:
         """Whether every byte is final."""
         return self._complete
+
+    def settle(self, layout: SlabLayout) -> None:
+        """Takes the final layout, with fewer slots where nothing was written; engine thread only.
+
+        Raises:
+            InternalError: it is larger, or moves what was written.
+        """
+        final = {(s.kind, s.index): s for s in layout.segments}
+        moved = [s for s in self.layout.segments if self._begun(s) and final[s.kind, s.index] != s]
+        if moved or layout.total_bytes > self.nbytes:
+            raise InternalError(
+                f"the final layout takes {layout.total_bytes} of {self.nbytes} bytes and moves "
+                f"{len(moved)} segments that were written: the runner left its plan; report this"
+            )
+        self.layout = layout
+        self._kv_segments = [layout.kv_segment(layer) for layer in range(len(self._filled))]
 
     def view(self, offset: int, length: int) -> memoryview:
         """Read-only bytes of one range."""
@@ -133,6 +149,11 @@ class HostSlab:
             offset: await asyncio.wrap_future(future) for offset, future in self._checksums.items()
         }
         return tuple(replace(s, crc32=sums[s.offset]) for s in self.layout.segments)
+
+    def _begun(self, segment: Segment) -> bool:
+        if segment.kind is SegmentKind.KV:
+            return self._filled[segment.index] > 0
+        return segment.offset in self._checksums
 
     def _typed(self, segment: Segment, dtype: torch.dtype) -> torch.Tensor:
         return self._bytes[segment.offset : segment.offset + segment.length].view(dtype)

@@ -21,7 +21,7 @@ class Parcel:
 
     Args:
         request: whose it is.
-        plan: how it is laid out.
+        plan: how it is laid out, as far as that is known before it runs.
         slab: its bytes.
         model: the model that computes it.
     """
@@ -47,7 +47,7 @@ class Parcel:
         """The room it needs on the decode side."""
         return ReserveTerms(
             prompt_tokens=self.plan.prompt_tokens,
-            kept_tokens=self.plan.summary.kept_tokens,
+            kept_tokens=self.plan.summary.slots,
             whole_layers=sum(layout == 0 for layout in self.plan.slab.layer_layouts),
             slab_bytes=self.plan.slab.total_bytes,
             max_new_tokens=self.request.stop.max_tokens,
@@ -59,8 +59,9 @@ class Parcel:
         penalised = self.request.sampling.repetition_penalty != 1.0
         return self.request.token_ids if penalised else ()
 
-    def finish(self, first_tokens: tuple[SampledToken, ...]) -> None:
-        """The prompt is computed."""
+    def finish(self, first_tokens: tuple[SampledToken, ...], *, plan: PromptPlan) -> None:
+        """The prompt is computed, as `plan` says."""
+        self.plan = plan
         self._first_tokens = first_tokens
         self.completed_at = time.monotonic()
         self._complete.set()

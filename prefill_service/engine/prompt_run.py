@@ -92,8 +92,8 @@ class PromptRun:
         finally:
             self._turn_over.set()
         services.speed.record(job.tokens, time.monotonic() - began)
-        services.recorder.computed(parcel.plan, self._computed)
-        parcel.finish(self._computed.first_tokens)
+        services.recorder.computed(self._computed)
+        parcel.finish(self._computed.first_tokens, plan=self._computed.plan)
 
 
 async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed:

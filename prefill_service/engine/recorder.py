@@ -5,7 +5,6 @@ import structlog
 from prefill_service.engine.compute import Computed
 from prefill_service.engine.engine import EngineLoad
 from prefill_service.engine.job import Failed, PrefillJob, Sealed
-from prefill_service.engine.plan import PromptPlan
 from shared.telemetry.metrics import HealthMetrics, PrefillMetrics
 
 _log = structlog.get_logger(__name__)
@@ -28,8 +27,9 @@ class MetricsRecorder:
         """Says what runs here, once it is known."""
         self._health.build_info.labels(role=role, model=model, version=version).set(1)
 
-    def computed(self, plan: PromptPlan, computed: Computed) -> None:
+    def computed(self, computed: Computed) -> None:
         """Counts a prompt that went through the model."""
+        plan = computed.plan
         kept = plan.summary.kept_tokens
         self._metrics.claa_tokens_in.inc(plan.prompt_tokens)
         self._metrics.claa_tokens_kept.inc(kept)

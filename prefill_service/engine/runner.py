@@ -37,6 +37,9 @@ class KvObserver(Protocol):
     Tensors are contiguous, on the model's device, and never written again: they may be kept.
     """
 
+    def settled(self, plan: PromptPlan) -> None:
+        """The plan as it ends: once, before the first choice, where a mass sets its count."""
+
     def kv_final(
         self, *, layer: int, first_slot: int, keys_NGD: Tensor, values_NGD: Tensor
     ) -> None:
@@ -53,6 +56,8 @@ class KvObserver(Protocol):
 class PrefillOutput:
     """What a prompt's prefill gives beside its KV."""
 
+    plan: PromptPlan
+    """What was done: the plan that it ran by, with the count that a mass came to."""
     logits_V: Tensor
     """Float32 logits of the token after the prompt."""
     kept_N: Tensor
@@ -104,7 +109,7 @@ class PrefillRunner:
             CancelledError: `stop` turned true; seen before every block of a layer.
         """
         assert len(token_ids) == plan.prompt_tokens, "the plan is of another prompt"
-        ids_T = _checked_ids(token_ids, self._model)
+        ids_T = checked_ids(token_ids, self._model)
         started = time.perf_counter()
         config = self._model.config
         steps = LayerSteps(
@@ -116,6 +121,7 @@ class PrefillRunner:
         run = _PromptRun(self._model, plan=plan, steps=steps, observer=observer)
         logits_V = run.forward(ids_T)
         return PrefillOutput(
+            plan=run.selection.plan,
             logits_V=logits_V,
             kept_N=run.positions_T,
             select_seconds=run.selection.seconds,
@@ -156,15 +162,16 @@ class _PromptRun:
         return self._model.logits(x_TE[-1:])[0]
 
     def _whole_layer(self, index: int, x_TE: Tensor) -> None:
-        window = self.selection.window(index) if self._before_pruning(index) else 0
         kv, q_WHD = self._steps.whole(
             self._model.layers[index],
             x_TE,
             self._rope,
-            window=window,
+            window=self.selection.window(index),
             sink=self._sink(index),
         )
-        if self._before_pruning(index):
+        if index in self._plan.trimmed_layers:
+            self._trim(index, kv, q_WHD=q_WHD)
+        else:
             self._settle(index, kv, q_WHD=q_WHD)
 
     def _pruning_layer(self, index: int, x_TE: Tensor) -> Tensor:
@@ -173,8 +180,13 @@ class _PromptRun:
         window = slice(x_TE.shape[0] - self.selection.window(index), None)
         q_WHD = layer.q(x_TE[window], self._rope.rows(window))
         self._settle(index, kv, q_WHD=q_WHD)
-        kept_N = self.selection.kept()
-        self._release_awaiting(kept_N)
+        chosen_N = self.selection.kept()
+        kept_N = self.positions_T if chosen_N is None else chosen_N
+        if self.selection.plan is not self._plan:
+            self._plan = self.selection.plan
+            self._slab = self._plan.slab
+            self._observer.settled(self._plan)
+        self._release_awaiting()
         self.positions_T, self._rope = kept_N, self._rope.rows(kept_N)
         is_last = index == len(self._model.layers) - 1
         onward = slice(-1, None) if is_last else slice(None)
@@ -189,16 +201,16 @@ class _PromptRun:
     def _last_layer(self, index: int, x_TE: Tensor) -> Tensor:
         layer, last = self._model.layers[index], slice(-1, None)
         kv = self._steps.keys_and_values(layer, x_TE, self._rope, sink=self._sink(index))
-        q_1HD = layer.q(x_TE[last], self._rope.rows(last))
-        attn_1HD = self._steps.attention.causal(q_1HD, kv.k_TGD, kv.v_TGD)
+        window = slice(-max(1, self.selection.window(index)), None)
+        q_WHD = layer.q(x_TE[window], self._rope.rows(window))
+        if index in self._plan.trimmed_layers:
+            self._trim(index, kv, q_WHD=q_WHD)
+        attn_1HD = self._steps.attention.causal(q_WHD[last], kv.k_TGD, kv.v_TGD)
         return layer.finish(x_TE[last], attn_1HD)
-
-    def _before_pruning(self, index: int) -> bool:
-        return self._plan.summary.pruned and index <= self._plan.params.pruning_layer
 
     def _sink(self, index: int) -> Callable[[int, Tensor, Tensor], None]:
         """Where a layer's blocks go: to the observer, or nowhere if a selection leaves later."""
-        if index in self._plan.held_layers:
+        if index in self._plan.held_layers or index in self._plan.trimmed_layers:
             return _drop_block
 
         def emit(first_slot: int, k_BGD: Tensor, v_BGD: Tensor) -> None:
@@ -219,10 +231,20 @@ class _PromptRun:
             keys_NGD, values_NGD = gathered(kv, own_RN)
             self._emit(index, keys_NGD, values_NGD, first_slot=0, positions_RN=own_RN)
 
-    def _release_awaiting(self, kept_N: Tensor) -> None:
+    def _trim(self, index: int, kv: LayerKv, *, q_WHD: Tensor) -> None:
+        """Sends what the cache of a layer after the pruning layer keeps of the kept tokens."""
+        slots_RN = self.selection.trimmed(index, q_WHD=q_WHD, k_TGD=kv.k_TGD)
+        keys_NGD, values_NGD = gathered(kv, slots_RN)
+        self._emit(
+            index, keys_NGD, values_NGD, first_slot=0, positions_RN=self.positions_T[slots_RN]
+        )
+
+    def _release_awaiting(self) -> None:
         for index in sorted(self._awaiting_kept):
-            keys_NGD, values_NGD = gathered(self._awaiting_kept.pop(index), kept_N[None])
-            self._emit(index, keys_NGD, values_NGD, first_slot=0, positions_RN=kept_N[None])
+            own_RN = self.selection.late_choice(index)
+            positions_RN = self.selection.shared() if own_RN is None else own_RN
+            keys_NGD, values_NGD = gathered(self._awaiting_kept.pop(index), positions_RN)
+            self._emit(index, keys_NGD, values_NGD, first_slot=0, positions_RN=positions_RN)
 
     def _emit(
         self,
@@ -249,7 +271,12 @@ def _drop_block(_first_slot: int, _k_BGD: Tensor, _v_BGD: Tensor) -> None:
     """A selection of this layer leaves later."""
 
 
-def _checked_ids(token_ids: Sequence[int], model: Transformer) -> Tensor:
+def checked_ids(token_ids: Sequence[int], model: Transformer) -> Tensor:
+    """Token ids as int64 [T] on the model's device.
+
+    Raises:
+        InvalidRequestError: one is outside the vocabulary.
+    """
     vocab_size = model.config.vocab_size
     bad = next((i for i in token_ids if not 0 <= i < vocab_size), None)
     if bad is not None:

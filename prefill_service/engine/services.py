@@ -8,9 +8,10 @@ from prefill_service.engine.compute import Computed, ComputeThread
 from prefill_service.engine.courier import DeliveryPolicy
 from prefill_service.engine.held import HeldStore
 from prefill_service.engine.job import Failed, PrefillJob, PromptRequest, Sealed
-from prefill_service.engine.plan import PromptPlan, plan_prompt
+from prefill_service.engine.plan import PromptPlan, plan_prompt, served_params
 from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from prefill_service.engine.sender import Links
+from shared.errors import ConfigError
 from shared.kv.geometry import KvGeometry
 from shared.model.config import ModelConfig
 from shared.types.methods import PruningParams
@@ -21,7 +22,19 @@ Planner = Callable[[PromptRequest], PromptPlan]
 
 
 def profile_planner(config: ModelConfig, *, geometry: KvGeometry, params: PruningParams) -> Planner:
-    """Plans by a model's profile and the request's overrides."""
+    """Plans by a model's profile and the request's overrides.
+
+    Raises:
+        ConfigError: the profile's ranking method cannot be served, or keeps fewer layers whole
+            than the profile says, by which decode workers share out their memory.
+    """
+    settled = served_params(params, num_layers=config.num_layers)
+    if settled.deferred_layers != params.deferred_layers:
+        raise ConfigError(
+            f"the ranking method {params.ranker!r} has {settled.deferred_layers} layers that keep "
+            f"their whole cache, the profile says {params.deferred_layers}: decode workers would "
+            f"lay out their memory wrongly; set deferred_layers to {settled.deferred_layers}"
+        )
 
     def plan(request: PromptRequest) -> PromptPlan:
         return plan_prompt(
@@ -38,7 +51,7 @@ def profile_planner(config: ModelConfig, *, geometry: KvGeometry, params: Prunin
 class Recorder(Protocol):
     """Is told what happened, for metrics and logs; on the loop."""
 
-    def computed(self, plan: PromptPlan, computed: Computed) -> None:
+    def computed(self, computed: Computed) -> None:
         """A prompt went through the model."""
         ...
 

@@ -3,6 +3,7 @@
 import torch
 
 from prefill_service.engine.job import PromptRequest
+from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.runner import PrefillRunner
 from prefill_service.engine.services import Planner
 from shared.types.handoff import HandoffKey
@@ -30,6 +31,9 @@ def warm_up(runner: PrefillRunner, *, planner: Planner, tokens: int) -> None:
 
 class _Forget:
     """An observer that keeps nothing."""
+
+    def settled(self, plan: PromptPlan) -> None:
+        pass
 
     def kv_final(
         self, *, layer: int, first_slot: int, keys_NGD: torch.Tensor, values_NGD: torch.Tensor

@@ -35,6 +35,11 @@ class ClaaRanker:
         """`claa`."""
         return "claa"
 
+    def settled(self, num_layers: int) -> PruningParams:
+        """As they are: every parameter is CLAA's own."""
+        del num_layers
+        return self.params
+
     def kept_count(self, prompt_tokens: int) -> int:
         """min(L, max(floor(r L), W + 1, min_keep))."""
         return self.params.kept_count(prompt_tokens)

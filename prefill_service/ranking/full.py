@@ -4,7 +4,7 @@ Shapes: G KV heads, C candidates.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,11 @@ class FullRanker:
     def name(self) -> str:
         """`full`."""
         return "full"
+
+    def settled(self, num_layers: int) -> PruningParams:
+        """Both rates are 1."""
+        del num_layers
+        return replace(self.params, keep_rate=1.0, kv_rate=None)
 
     def kept_count(self, prompt_tokens: int) -> int:
         """All of them."""

@@ -57,6 +57,8 @@ class WorkerInfo:
     """`name: reason` of those that are not."""
     transports: tuple[str, ...]
     """Transports, best first."""
+    profile: str
+    """Model profile in use, and whether it is calibrated."""
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
@@ -90,6 +92,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             attention_backend=info.attention_backend,
             rejected_backends=info.rejected_backends,
             transports=info.transports,
+            profile=info.profile,
         )
 
     async def GetLoad(

@@ -19,7 +19,6 @@ from shared.model.folder import (
     fresh_folder,
     write_model,
 )
-from shared.model.gguf_file import GgufFile
 from shared.model.hub import link_snapshot
 from shared.model.progress import Progress, ProgressFn, silent
 from shared.model.state import check_tensors
@@ -137,6 +136,8 @@ def convert_gguf(source: Path, target: Path, *, progress: ProgressFn = silent) -
     Raises:
         ModelLoadError: the file cannot be read or is of an unsupported architecture.
     """
+    from shared.model.gguf_file import GgufFile  # noqa: PLC0415  only this needs package gguf
+
     gguf = GgufFile(source)
     config = gguf.config()
     vocabulary = gguf.vocabulary(config)

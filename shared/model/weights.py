@@ -9,7 +9,8 @@ from shared.errors import ConfigError, ModelLoadError
 from shared.model.catalog import resolve
 from shared.model.config import ModelConfig
 from shared.model.model_hash import model_hash
-from shared.model.profile import ModelProfile, load_profile
+from shared.model.profile import load_profile
+from shared.model.profile_record import ModelProfile
 from shared.model.progress import ProgressFn, silent
 from shared.model.safetensors_folder import find_tensors
 from shared.model.state import DTYPES, build_transformer, check_tensors, tensor_shapes
@@ -46,7 +47,7 @@ def load_model(
         dtype: float32 or bfloat16, whatever the checkpoint stores.
         device: PyTorch device.
         cache_dir: None takes the default cache.
-        profile: profile name or TOML path; empty chooses by the checkpoint's shape.
+        profile: profile name or TOML path; empty chooses by the checkpoint's hash, then shape.
         progress: told about downloads and conversions.
 
     Raises:
@@ -61,11 +62,17 @@ def load_model(
     _check_device(device)
     folder = resolve(spec, cache_dir, progress=progress)
     model = load_folder(folder, dtype=dtype, device=device, cache_dir=cache_dir)
+    name = _served_name(spec)
     return LoadedModel(
         model=model,
-        name=_served_name(spec),
+        name=name,
         folder=folder,
-        profile=load_profile(profile, config=model.config),
+        profile=load_profile(
+            profile,
+            config=model.config,
+            model_hash=model.identity(name).model_hash,
+            cache_dir=cache_dir,
+        ),
     )
 
 

@@ -91,6 +91,16 @@ class Tokenizer:
         ids: list[int] = batch[0].ids
         return ids
 
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of `text` and the characters `[start, stop)` of it that each one covers.
+
+        A token that was added to the text covers none; the tokens of one character share its range.
+        """
+        batch = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return batch[0].ids, batch[0].offsets
+
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the tokens in `text`, found without encoding it."""
         return len(text) // self._longest

@@ -75,6 +75,26 @@ class PruningSummary:
     """r as asked for."""
     kept_tokens: int
     """Tokens kept after lp."""
+    protected_tokens: int = 0
+    """Tokens among them that were kept whatever their scores, the window's aside."""
+    mass: float | None = None
+    """Share of the attention mass that set the kept count; None when the keep rate did."""
+    ranker: str = "claa"
+    """The method that chose."""
+    kv_tokens: int | None = None
+    """KV entries of a layer that holds a choice, when they are fewer than `kept_tokens`."""
+
+    @property
+    def slots(self) -> int:
+        """KV entries of every layer that does not hold the whole prompt."""
+        return self.kept_tokens if self.kv_tokens is None else self.kv_tokens
+
+    def last_choosing_layer(self, num_layers: int) -> int:
+        """The last layer whose cache may hold positions of its own.
+
+        The pruning layer; or the last of all, where caches hold less than the sequence.
+        """
+        return self.pruning_layer if self.kv_tokens is None else num_layers - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class KvSelect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruningParams:
-    """CLAA's parameters."""
+    """Which method ranks a prompt's tokens, and its parameters."""
 
     pruning_layer: int
     """lp, 0-based: the sequence is pruned on its output."""
@@ -49,6 +49,19 @@ class PruningParams:
     """Token 0 is kept in every set, in place of the lowest-ranked."""
     bypass_below: int = 0
     """Prompts shorter than this many tokens are not pruned."""
+    ranker: str = "claa"
+    """Name of the ranking method."""
+    kv_rate: float | None = None
+    """Share of the prompt that the cache of every pruned layer holds, in (0, 1]; None: r."""
+    seed: int = 0
+    """What the `random` method draws from."""
+    mass: float | None = None
+    """Share of the scores' mass that the chosen tokens hold, in (0, 1]; sets the kept count, within
+    the bounds below and in place of r. None: r does."""
+    min_rate: float = 0.05
+    """Least keep rate that `mass` may come to."""
+    max_rate: float = 0.5
+    """Largest keep rate that `mass` may come to."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -59,18 +72,46 @@ class PruningParams:
             (self.observation_window >= 1, "observation_window must be at least 1"),
             (self.pool_kernel % 2 == 1 and self.pool_kernel > 0, "pool_kernel must be odd"),
             (self.min_keep >= 0, "min_keep must not be negative"),
+            (self.ranker != "", "ranker must name a method"),
+            (self.kv_rate is None or 0.0 < self.kv_rate <= 1.0, "kv_rate must be in (0, 1]"),
+            (self.seed >= 0, "seed must not be negative"),
+            (self.mass is None or 0.0 < self.mass <= 1.0, "mass must be in (0, 1]"),
+            (self.mass is None or self.kv_rate is None, "mass sets the caches too: no kv_rate"),
+            (
+                0.0 < self.min_rate <= self.max_rate <= 1.0,
+                "0 < min_rate <= max_rate <= 1 must hold",
+            ),
         )
         for ok, text in checks:
             if not ok:
                 raise ConfigError(f"pruning parameters: {text}")
 
     def kept_count(self, prompt_tokens: int) -> int:
-        """min(L, max(floor(r L), W + 1, min_keep)); no rounding to pages (architecture.md 3.4)."""
-        if self.keep_rate >= 1.0:
+        """min(L, max(floor(r L), W + 1, min_keep)); no rounding to pages (architecture.md 3.4).
+
+        With `mass`, the most that it may come to: r is max_rate, and one token at least is dropped
+        where min_rate would drop some.
+        """
+        if self.mass is None:
+            return self._count(prompt_tokens, self.keep_rate)
+        least = self.least_count(prompt_tokens)
+        return max(least, min(self._count(prompt_tokens, self.max_rate), prompt_tokens - 1))
+
+    def least_count(self, prompt_tokens: int) -> int:
+        """The least kept count that `mass` may come to: that of min_rate; without it, the count."""
+        rate = self.keep_rate if self.mass is None else self.min_rate
+        return self._count(prompt_tokens, rate)
+
+    def kv_count(self, prompt_tokens: int) -> int:
+        """KV entries of a layer that holds a choice of the prompt: the same with kv_rate."""
+        if self.kv_rate is None:
+            return self.kept_count(prompt_tokens)
+        return self._count(prompt_tokens, self.kv_rate)
+
+    def _count(self, prompt_tokens: int, rate: float) -> int:
+        if rate >= 1.0:
             return prompt_tokens
-        wanted = max(
-            int(prompt_tokens * self.keep_rate), self.observation_window + 1, self.min_keep
-        )
+        wanted = max(int(prompt_tokens * rate), self.observation_window + 1, self.min_keep)
         return min(prompt_tokens, wanted)
 
 

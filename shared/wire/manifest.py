@@ -51,6 +51,10 @@ def pruning_to_pb(summary: PruningSummary) -> common_pb2.PruningSummary:
         kv_select=summary.kv_select.value,
         keep_rate=summary.keep_rate,
         kept_tokens=summary.kept_tokens,
+        protected_tokens=summary.protected_tokens,
+        mass=summary.mass,
+        ranker=summary.ranker,
+        kv_tokens=summary.kv_tokens,
     )
 
 
@@ -71,6 +75,10 @@ def pruning_from_pb(message: common_pb2.PruningSummary) -> PruningSummary:
         kv_select=_member(KvSelect, message.kv_select, field="kv_select"),
         keep_rate=message.keep_rate,
         kept_tokens=message.kept_tokens,
+        protected_tokens=message.protected_tokens,
+        mass=message.mass if message.HasField("mass") else None,
+        ranker=message.ranker,
+        kv_tokens=message.kv_tokens if message.HasField("kv_tokens") else None,
     )
 
 

@@ -2,8 +2,7 @@
 
 from protos.tandem.v1 import common_pb2
 from shared.errors import InvalidRequestError
-from shared.types.options import Mode, RequestOptions
-from shared.wire.checks import number
+from shared.types.options import Mode, RequestOptions, TokenRange
 
 _MODES = {
     Mode.AUTO: common_pb2.MODE_AUTO,
@@ -25,6 +24,11 @@ def options_to_pb(options: RequestOptions) -> common_pb2.RequestOptions:
         min_keep=options.min_keep,
         page_budget=options.page_budget,
         recency_pages=options.recency_pages,
+        protect=[common_pb2.TokenRange(start=r.start, end=r.end) for r in options.protect],
+        observation_window=options.observation_window,
+        mass=options.mass,
+        min_rate=options.min_rate,
+        max_rate=options.max_rate,
     )
 
 
@@ -32,22 +36,22 @@ def options_from_pb(message: common_pb2.RequestOptions) -> RequestOptions:
     """Checks and converts overrides.
 
     Raises:
-        InvalidRequestError: unknown mode, or keep_rate outside (0, 1].
+        InvalidRequestError: unknown mode, or a value out of range; `param` names it.
     """
     if message.mode not in _MODES_BACK:
         raise InvalidRequestError(
             f"mode {message.mode} is unknown: the peer speaks a newer protocol; upgrade this side",
             param="tandem.mode",
         )
-    keep_rate = None
-    if message.HasField("keep_rate"):
-        keep_rate = number(
-            message.keep_rate, param="tandem.keep_rate", low=0, high=1, low_open=True
-        )
-    return RequestOptions(
+    numbers = {
+        field.name: value
+        for field, value in message.ListFields()
+        if field.name not in {"mode", "protect"}
+    }
+    options = RequestOptions(
         mode=_MODES_BACK[message.mode],
-        keep_rate=keep_rate,
-        min_keep=message.min_keep if message.HasField("min_keep") else None,
-        page_budget=message.page_budget if message.HasField("page_budget") else None,
-        recency_pages=message.recency_pages if message.HasField("recency_pages") else None,
+        protect=tuple(TokenRange(r.start, r.end) for r in message.protect),
+        **numbers,
     )
+    options.check_pruning()
+    return options

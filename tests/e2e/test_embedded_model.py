@@ -49,6 +49,7 @@ def test_health_commands(up):
     for role in ("prefill", "decode"):
         result = run_tandem("health", "--role", role, "--address", up.worker(f"{role}-0"))
         assert result.returncode == 0, result.stdout
+        assert "profile smollm2-135m-instruct (" in result.stdout
     assert run_tandem("health", "--address", "127.0.0.1:9").returncode == 1
 
 

@@ -93,6 +93,7 @@ async def test_control_health_reflection_and_admin_pages(
         assert info.max_model_len == 1024
         assert info.attention_backend == "torch"
         assert any(text.startswith("triton: ") for text in info.rejected_backends)
+        assert info.profile == "tiny-test (not calibrated)"
         load = await control.GetLoad(control_pb2.GetLoadRequest())
         assert load.free_pages == load.total_pages == 128
         assert load.free_slab_bytes == load.total_slab_bytes

@@ -96,6 +96,7 @@ async def test_too_many_failures(rig: Rig) -> None:
         worker.plan.at("started", GONE, times=9)
     response = await rig.chat(stream=True)
     assert response.status_code == 503
+    assert response.json()["error"]["code"] == "no_prefill_worker"
     assert response.headers["content-type"] == "application/json"
     assert attempts(rig) == [1, 2, 3]
 
@@ -242,7 +243,7 @@ async def test_an_answer_that_was_cut_tells_that_its_worker_is_dead(folder: Path
         answer = asyncio.ensure_future(rig.chat(stream=True))
         await rig.simulation.seen("d0", "Decode")
         await rig.decodes[0].stop()
-        assert "error" in data_frames((await answer).content)[-1]
+        assert data_frames((await answer).content)[-1]["error"]["code"] == "no_decode_worker"
         assert (await rig.http.get("/health/ready")).status_code == 503
 
 

@@ -84,7 +84,7 @@ async def test_all_drain(worker: Worker, peers: list[DecodePeer]) -> None:
     for peer in peers:
         peer.script.busy, peer.script.busy_reason = -1, "draining"
     events = await worker.run(prompt_request(prompt_ids(80), peers))
-    assert events[-1].code == "unavailable"
+    assert events[-1].code == "draining"
 
 
 async def test_peer_dies_in_mid_stream(worker: Worker, peers: list[DecodePeer]) -> None:

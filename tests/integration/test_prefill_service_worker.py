@@ -59,6 +59,7 @@ async def test_info_and_load(worker: Worker) -> None:
     assert (info.max_model_len, info.attention_backend) == (1024, "torch")
     assert list(info.transports) == ["grpc"]
     assert all(": " in line for line in info.rejected_backends)
+    assert info.profile.endswith(" (not calibrated)")
     async with decode_peers(worker) as peers:
         worker.runner.gate.clear()
         calls = [

@@ -69,6 +69,32 @@ def test_no_dropped_candidate_beats_a_kept_one(
 
 
 @unhurried
+@given(problems(), st.data())
+def test_protected_positions_are_kept_and_nothing_else_moves(
+    problem: tuple[list[list[float]], int, int, bool], data: st.DataObject
+) -> None:
+    rows, length, kept, protect = problem
+    budget = kept - (length - len(rows[0])) - protect
+    wanted = data.draw(st.sets(st.integers(0, length - 1), max_size=max(budget, 0)))
+    positions = select_positions(
+        torch.tensor(rows),
+        prompt_tokens=length,
+        kept_tokens=kept,
+        protect_first=protect,
+        protected_P=torch.tensor(sorted(wanted), dtype=torch.int64),
+    )
+    for scores, chosen in zip(torch.tensor(rows).tolist(), positions.tolist(), strict=True):
+        assert wanted <= set(chosen)
+        assert chosen == sorted(set(chosen))
+        assert len(chosen) == kept
+        free = [
+            i for i in chosen if i < len(scores) and i not in wanted and not (protect and i == 0)
+        ]
+        dropped = [i for i in range(len(scores)) if i not in chosen]
+        assert all((scores[d], -d) < (scores[f], -f) for d in dropped for f in free)
+
+
+@unhurried
 @given(problems(), st.randoms(use_true_random=False))
 def test_follows_a_permutation_of_distinct_scores(
     problem: tuple[list[list[float]], int, int, bool], random: Random

@@ -20,6 +20,7 @@ from shared.tokenizer.stop_filter import StopFilter
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.sampling import FinishReason, SampledToken, StopConditions
 from shared.wire.errors import error_to_pb
+from shared.wire.options import options_from_pb
 from shared.wire.sampling import finish_to_pb, sampling_from_pb, stop_from_pb, token_to_pb
 from tests.support.simulated_workers import FailEvent, SimulatedWorker
 
@@ -62,6 +63,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         prompt = list(request.token_ids)
         sampling = sampling_from_pb(request.sampling)
         simulation.sampling.append(sampling)
+        simulation.options.append(options_from_pb(request.options))
         forced = request.forced_first_token if request.HasField("forced_first_token") else None
         first = simulation.token(prompt, 0, sampling.logprobs)
         if forced is not None:

@@ -23,6 +23,7 @@ from shared.errors import TandemError
 from shared.rpc.server import RpcServer, build_server
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.model_identity import ModelIdentity
+from shared.types.options import RequestOptions
 from shared.types.sampling import SampledToken, SamplingParams
 from shared.wire.identity import identity_to_pb
 
@@ -99,6 +100,7 @@ class Simulation:
         self.max_model_len = max_model_len
         self.calls: list[Call] = []
         self.sampling: list[SamplingParams] = []
+        self.options: list[RequestOptions] = []
         self.token_delay_s = 0.0
 
     def record(self, worker_id: str, method: str, handoff: Any = None) -> None:
@@ -193,6 +195,7 @@ class _Control(control_pb2_grpc.ControlServiceServicer):
             max_model_len=worker.simulation.max_model_len,
             device="cpu",
             transports=["grpc"],
+            profile="simulated (not calibrated)",
         )
 
     async def GetLoad(  # noqa: N802

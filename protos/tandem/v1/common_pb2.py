@@ -24,37 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/tandem/v1/common.proto\x12\ttandem.v1\"\xd1\x01\n\x0eRequestOptions\x12\x1d\n\x04mode\x18\x01 \x01(\x0e\x32\x0f.tandem.v1.Mode\x12\x16\n\tkeep_rate\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08min_keep\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0bpage_budget\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x1a\n\rrecency_pages\x18\x05 \x01(\rH\x03\x88\x01\x01\x42\x0c\n\n_keep_rateB\x0b\n\t_min_keepB\x0e\n\x0c_page_budgetB\x10\n\x0e_recency_pages\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xff\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12(\n\nlogit_bias\x18\t \x03(\x0b\x32\x14.tandem.v1.LogitBias\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\\\n\x0eStopConditions\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07strings\x18\x04 \x03(\t\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"h\n\x0cSampledToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x03 \x03(\x0b\x32\x17.tandem.v1.TokenLogprobB\n\n\x08_logprob\"S\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"1\n\nHandoffKey\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x8a\x01\n\rModelIdentity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmodel_hash\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\x12\x0c\n\x04rope\x18\x07 \x01(\t\"\xe8\x01\n\x0ePruningSummary\x12\x0e\n\x06pruned\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rpruning_layer\x18\x03 \x01(\r\x12\x1a\n\x12\x61ggregation_window\x18\x04 \x01(\r\x12\x17\n\x0f\x64\x65\x66\x65rred_layers\x18\x05 \x01(\r\x12\x1a\n\x12observation_window\x18\x06 \x01(\r\x12\x13\n\x0b\x61ggregation\x18\x07 \x01(\t\x12\x11\n\tkv_select\x18\x08 \x01(\t\x12\x11\n\tkeep_rate\x18\t \x01(\x01\x12\x13\n\x0bkept_tokens\x18\n \x01(\r\"/\n\rPhaseDuration\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01*j\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\r\n\tMODE_FULL\x10\x02\x12\x0e\n\nMODE_PRUNE\x10\x03\x12\x0f\n\x0bMODE_SPARSE\x10\x04\x12\r\n\tMODE_BOTH\x10\x05*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/tandem/v1/common.proto\x12\ttandem.v1\"(\n\nTokenRange\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\"\x95\x03\n\x0eRequestOptions\x12\x1d\n\x04mode\x18\x01 \x01(\x0e\x32\x0f.tandem.v1.Mode\x12\x16\n\tkeep_rate\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08min_keep\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0bpage_budget\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x1a\n\rrecency_pages\x18\x05 \x01(\rH\x03\x88\x01\x01\x12&\n\x07protect\x18\x06 \x03(\x0b\x32\x15.tandem.v1.TokenRange\x12\x1f\n\x12observation_window\x18\x07 \x01(\rH\x04\x88\x01\x01\x12\x11\n\x04mass\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x15\n\x08min_rate\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x15\n\x08max_rate\x18\n \x01(\x01H\x07\x88\x01\x01\x42\x0c\n\n_keep_rateB\x0b\n\t_min_keepB\x0e\n\x0c_page_budgetB\x10\n\x0e_recency_pagesB\x15\n\x13_observation_windowB\x07\n\x05_massB\x0b\n\t_min_rateB\x0b\n\t_max_rate\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xff\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12(\n\nlogit_bias\x18\t \x03(\x0b\x32\x14.tandem.v1.LogitBias\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\\\n\x0eStopConditions\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07strings\x18\x04 \x03(\t\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"h\n\x0cSampledToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x03 \x03(\x0b\x32\x17.tandem.v1.TokenLogprobB\n\n\x08_logprob\"S\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"1\n\nHandoffKey\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x8a\x01\n\rModelIdentity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmodel_hash\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\x12\x0c\n\x04rope\x18\x07 \x01(\t\"\xd4\x02\n\x0ePruningSummary\x12\x0e\n\x06pruned\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rpruning_layer\x18\x03 \x01(\r\x12\x1a\n\x12\x61ggregation_window\x18\x04 \x01(\r\x12\x17\n\x0f\x64\x65\x66\x65rred_layers\x18\x05 \x01(\r\x12\x1a\n\x12observation_window\x18\x06 \x01(\r\x12\x13\n\x0b\x61ggregation\x18\x07 \x01(\t\x12\x11\n\tkv_select\x18\x08 \x01(\t\x12\x11\n\tkeep_rate\x18\t \x01(\x01\x12\x13\n\x0bkept_tokens\x18\n \x01(\r\x12\x18\n\x10protected_tokens\x18\x0b \x01(\r\x12\x11\n\x04mass\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06ranker\x18\r \x01(\t\x12\x16\n\tkv_tokens\x18\x0e \x01(\rH\x01\x88\x01\x01\x42\x07\n\x05_massB\x0c\n\n_kv_tokens\"/\n\rPhaseDuration\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01*j\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\r\n\tMODE_FULL\x10\x02\x12\x0e\n\nMODE_PRUNE\x10\x03\x12\x0f\n\x0bMODE_SPARSE\x10\x04\x12\r\n\tMODE_BOTH\x10\x05*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tandem.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=1371
-  _globals['_MODE']._serialized_end=1477
-  _globals['_FINISHREASON']._serialized_start=1480
-  _globals['_FINISHREASON']._serialized_end=1629
-  _globals['_REQUESTOPTIONS']._serialized_start=45
-  _globals['_REQUESTOPTIONS']._serialized_end=254
-  _globals['_LOGITBIAS']._serialized_start=256
-  _globals['_LOGITBIAS']._serialized_end=299
-  _globals['_SAMPLINGPARAMS']._serialized_start=302
-  _globals['_SAMPLINGPARAMS']._serialized_end=557
-  _globals['_STOPCONDITIONS']._serialized_start=559
-  _globals['_STOPCONDITIONS']._serialized_end=651
-  _globals['_TOKENLOGPROB']._serialized_start=653
-  _globals['_TOKENLOGPROB']._serialized_end=702
-  _globals['_SAMPLEDTOKEN']._serialized_start=704
-  _globals['_SAMPLEDTOKEN']._serialized_end=808
-  _globals['_ERRORDETAIL']._serialized_start=810
-  _globals['_ERRORDETAIL']._serialized_end=893
-  _globals['_HANDOFFKEY']._serialized_start=895
-  _globals['_HANDOFFKEY']._serialized_end=944
-  _globals['_MODELIDENTITY']._serialized_start=947
-  _globals['_MODELIDENTITY']._serialized_end=1085
-  _globals['_PRUNINGSUMMARY']._serialized_start=1088
-  _globals['_PRUNINGSUMMARY']._serialized_end=1320
-  _globals['_PHASEDURATION']._serialized_start=1322
-  _globals['_PHASEDURATION']._serialized_end=1369
+  _globals['_MODE']._serialized_start=1717
+  _globals['_MODE']._serialized_end=1823
+  _globals['_FINISHREASON']._serialized_start=1826
+  _globals['_FINISHREASON']._serialized_end=1975
+  _globals['_TOKENRANGE']._serialized_start=44
+  _globals['_TOKENRANGE']._serialized_end=84
+  _globals['_REQUESTOPTIONS']._serialized_start=87
+  _globals['_REQUESTOPTIONS']._serialized_end=492
+  _globals['_LOGITBIAS']._serialized_start=494
+  _globals['_LOGITBIAS']._serialized_end=537
+  _globals['_SAMPLINGPARAMS']._serialized_start=540
+  _globals['_SAMPLINGPARAMS']._serialized_end=795
+  _globals['_STOPCONDITIONS']._serialized_start=797
+  _globals['_STOPCONDITIONS']._serialized_end=889
+  _globals['_TOKENLOGPROB']._serialized_start=891
+  _globals['_TOKENLOGPROB']._serialized_end=940
+  _globals['_SAMPLEDTOKEN']._serialized_start=942
+  _globals['_SAMPLEDTOKEN']._serialized_end=1046
+  _globals['_ERRORDETAIL']._serialized_start=1048
+  _globals['_ERRORDETAIL']._serialized_end=1131
+  _globals['_HANDOFFKEY']._serialized_start=1133
+  _globals['_HANDOFFKEY']._serialized_end=1182
+  _globals['_MODELIDENTITY']._serialized_start=1185
+  _globals['_MODELIDENTITY']._serialized_end=1323
+  _globals['_PRUNINGSUMMARY']._serialized_start=1326
+  _globals['_PRUNINGSUMMARY']._serialized_end=1666
+  _globals['_PHASEDURATION']._serialized_start=1668
+  _globals['_PHASEDURATION']._serialized_end=1715
 # @@protoc_insertion_point(module_scope)

@@ -88,6 +88,32 @@ FINISH_REASON_ERROR: FinishReason.ValueType  # 4
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
+class TokenRange(_message.Message):
+    """Prompt tokens from `start` up to, but without, `end`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """First position."""
+    end: _builtins.int
+    """Position after the last."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenRange: _TypeAlias = TokenRange  # noqa: Y015
+
+@_typing.final
 class RequestOptions(_message.Message):
     """Per-request overrides of the model profile (REST: the `tandem` object of the body)."""
 
@@ -98,6 +124,11 @@ class RequestOptions(_message.Message):
     MIN_KEEP_FIELD_NUMBER: _builtins.int
     PAGE_BUDGET_FIELD_NUMBER: _builtins.int
     RECENCY_PAGES_FIELD_NUMBER: _builtins.int
+    PROTECT_FIELD_NUMBER: _builtins.int
+    OBSERVATION_WINDOW_FIELD_NUMBER: _builtins.int
+    MASS_FIELD_NUMBER: _builtins.int
+    MIN_RATE_FIELD_NUMBER: _builtins.int
+    MAX_RATE_FIELD_NUMBER: _builtins.int
     mode: Global___Mode.ValueType
     """Which methods run."""
     keep_rate: _builtins.float
@@ -108,6 +139,18 @@ class RequestOptions(_message.Message):
     """DELTA page budget K in pages, recency included."""
     recency_pages: _builtins.int
     """DELTA recency pages L."""
+    observation_window: _builtins.int
+    """Observation window W, in tokens."""
+    mass: _builtins.float
+    """Share of the attention mass that the chosen tokens hold, in (0, 1]; not beside keep_rate."""
+    min_rate: _builtins.float
+    """Least keep rate that mass may come to."""
+    max_rate: _builtins.float
+    """Largest keep rate that mass may come to."""
+    @_builtins.property
+    def protect(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenRange]:
+        """Prompt tokens that are kept whatever their scores; they count."""
+
     def __init__(
         self,
         *,
@@ -116,15 +159,28 @@ class RequestOptions(_message.Message):
         min_keep: _builtins.int | None = ...,
         page_budget: _builtins.int | None = ...,
         recency_pages: _builtins.int | None = ...,
+        protect: _abc.Iterable[Global___TokenRange] | None = ...,
+        observation_window: _builtins.int | None = ...,
+        mass: _builtins.float | None = ...,
+        min_rate: _builtins.float | None = ...,
+        max_rate: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_min_keep", b"_min_keep", "_page_budget", b"_page_budget", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "min_keep", b"min_keep", "page_budget", b"page_budget", "recency_pages", b"recency_pages"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "observation_window", b"observation_window", "page_budget", b"page_budget", "recency_pages", b"recency_pages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_min_keep", b"_min_keep", "_page_budget", b"_page_budget", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "min_keep", b"min_keep", "mode", b"mode", "page_budget", b"page_budget", "recency_pages", b"recency_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "mode", b"mode", "observation_window", b"observation_window", "page_budget", b"page_budget", "protect", b"protect", "recency_pages", b"recency_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_rate: _TypeAlias = _typing.Literal["keep_rate"]  # noqa: Y015
     _WhichOneofArgType__keep_rate: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate"]  # noqa: Y015
+    _WhichOneofReturnType__mass: _TypeAlias = _typing.Literal["mass"]  # noqa: Y015
+    _WhichOneofArgType__mass: _TypeAlias = _typing.Literal["_mass", b"_mass"]  # noqa: Y015
+    _WhichOneofReturnType__max_rate: _TypeAlias = _typing.Literal["max_rate"]  # noqa: Y015
+    _WhichOneofArgType__max_rate: _TypeAlias = _typing.Literal["_max_rate", b"_max_rate"]  # noqa: Y015
     _WhichOneofReturnType__min_keep: _TypeAlias = _typing.Literal["min_keep"]  # noqa: Y015
     _WhichOneofArgType__min_keep: _TypeAlias = _typing.Literal["_min_keep", b"_min_keep"]  # noqa: Y015
+    _WhichOneofReturnType__min_rate: _TypeAlias = _typing.Literal["min_rate"]  # noqa: Y015
+    _WhichOneofArgType__min_rate: _TypeAlias = _typing.Literal["_min_rate", b"_min_rate"]  # noqa: Y015
+    _WhichOneofReturnType__observation_window: _TypeAlias = _typing.Literal["observation_window"]  # noqa: Y015
+    _WhichOneofArgType__observation_window: _TypeAlias = _typing.Literal["_observation_window", b"_observation_window"]  # noqa: Y015
     _WhichOneofReturnType__page_budget: _TypeAlias = _typing.Literal["page_budget"]  # noqa: Y015
     _WhichOneofArgType__page_budget: _TypeAlias = _typing.Literal["_page_budget", b"_page_budget"]  # noqa: Y015
     _WhichOneofReturnType__recency_pages: _TypeAlias = _typing.Literal["recency_pages"]  # noqa: Y015
@@ -132,7 +188,15 @@ class RequestOptions(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_rate) -> _WhichOneofReturnType__keep_rate | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mass) -> _WhichOneofReturnType__mass | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_rate) -> _WhichOneofReturnType__max_rate | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_keep) -> _WhichOneofReturnType__min_keep | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_rate) -> _WhichOneofReturnType__min_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__observation_window) -> _WhichOneofReturnType__observation_window | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__page_budget) -> _WhichOneofReturnType__page_budget | None: ...
     @_typing.overload
@@ -448,6 +512,10 @@ class PruningSummary(_message.Message):
     KV_SELECT_FIELD_NUMBER: _builtins.int
     KEEP_RATE_FIELD_NUMBER: _builtins.int
     KEPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROTECTED_TOKENS_FIELD_NUMBER: _builtins.int
+    MASS_FIELD_NUMBER: _builtins.int
+    RANKER_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
     pruned: _builtins.bool
     """False: every token was kept."""
     reason: _builtins.str
@@ -468,6 +536,14 @@ class PruningSummary(_message.Message):
     """Keep rate asked for."""
     kept_tokens: _builtins.int
     """Tokens kept after the pruning layer."""
+    protected_tokens: _builtins.int
+    """Tokens among them that were kept whatever their scores, the window's aside."""
+    mass: _builtins.float
+    """Share of the attention mass that set the kept count; unset when keep_rate did."""
+    ranker: _builtins.str
+    """Method that ranked the tokens."""
+    kv_tokens: _builtins.int
+    """KV entries of a layer that holds a choice; unset when they are kept_tokens."""
     def __init__(
         self,
         *,
@@ -481,12 +557,23 @@ class PruningSummary(_message.Message):
         kv_select: _builtins.str = ...,
         keep_rate: _builtins.float = ...,
         kept_tokens: _builtins.int = ...,
+        protected_tokens: _builtins.int = ...,
+        mass: _builtins.float | None = ...,
+        ranker: _builtins.str = ...,
+        kv_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_tokens", b"_kv_tokens", "_mass", b"_mass", "kv_tokens", b"kv_tokens", "mass", b"mass"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "aggregation_window", b"aggregation_window", "deferred_layers", b"deferred_layers", "keep_rate", b"keep_rate", "kept_tokens", b"kept_tokens", "kv_select", b"kv_select", "observation_window", b"observation_window", "pruned", b"pruned", "pruning_layer", b"pruning_layer", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_tokens", b"_kv_tokens", "_mass", b"_mass", "aggregation", b"aggregation", "aggregation_window", b"aggregation_window", "deferred_layers", b"deferred_layers", "keep_rate", b"keep_rate", "kept_tokens", b"kept_tokens", "kv_select", b"kv_select", "kv_tokens", b"kv_tokens", "mass", b"mass", "observation_window", b"observation_window", "protected_tokens", b"protected_tokens", "pruned", b"pruned", "pruning_layer", b"pruning_layer", "ranker", b"ranker", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__kv_tokens: _TypeAlias = _typing.Literal["kv_tokens"]  # noqa: Y015
+    _WhichOneofArgType__kv_tokens: _TypeAlias = _typing.Literal["_kv_tokens", b"_kv_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__mass: _TypeAlias = _typing.Literal["mass"]  # noqa: Y015
+    _WhichOneofArgType__mass: _TypeAlias = _typing.Literal["_mass", b"_mass"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_tokens) -> _WhichOneofReturnType__kv_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mass) -> _WhichOneofReturnType__mass | None: ...
 
 Global___PruningSummary: _TypeAlias = PruningSummary  # noqa: Y015
 

@@ -82,6 +82,7 @@ class GetInfoResponse(_message.Message):
     ATTENTION_BACKEND_FIELD_NUMBER: _builtins.int
     REJECTED_BACKENDS_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id."""
     incarnation: _builtins.str
@@ -96,6 +97,8 @@ class GetInfoResponse(_message.Message):
     """Device, for example `cpu` or `cuda:0`."""
     attention_backend: _builtins.str
     """Attention backend in use."""
+    profile: _builtins.str
+    """Model profile in use and whether it is calibrated, for example `paper (not calibrated)`."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelIdentity:
         """Its model."""
@@ -126,10 +129,11 @@ class GetInfoResponse(_message.Message):
         attention_backend: _builtins.str = ...,
         rejected_backends: _abc.Iterable[_builtins.str] | None = ...,
         transports: _abc.Iterable[_builtins.str] | None = ...,
+        profile: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "model", b"model", "rejected_backends", b"rejected_backends", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "model", b"model", "profile", b"profile", "rejected_backends", b"rejected_backends", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from protos.tandem.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PromptPart:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PromptPartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PromptPart.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROMPT_PART_UNSPECIFIED: _PromptPart.ValueType  # 0
+    """Unset."""
+    PROMPT_PART_SYSTEM: _PromptPart.ValueType  # 1
+    """All before the first turn that is not the system's, and every other system turn."""
+    PROMPT_PART_LAST_USER: _PromptPart.ValueType  # 2
+    """Content of the last user turn."""
+    PROMPT_PART_QUESTION: _PromptPart.ValueType  # 3
+    """The last sentence of the last user turn."""
+
+class PromptPart(_PromptPart, metaclass=_PromptPartEnumTypeWrapper):
+    """A part of a conversation that is named instead of counted in tokens."""
+
+PROMPT_PART_UNSPECIFIED: PromptPart.ValueType  # 0
+"""Unset."""
+PROMPT_PART_SYSTEM: PromptPart.ValueType  # 1
+"""All before the first turn that is not the system's, and every other system turn."""
+PROMPT_PART_LAST_USER: PromptPart.ValueType  # 2
+"""Content of the last user turn."""
+PROMPT_PART_QUESTION: PromptPart.ValueType  # 3
+"""The last sentence of the last user turn."""
+Global___PromptPart: _TypeAlias = PromptPart  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -107,12 +136,16 @@ class GenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    PROTECT_PARTS_FIELD_NUMBER: _builtins.int
+    QUESTION_WINDOW_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Served model name; empty takes the only one."""
     text: _builtins.str
     """Plain text, tokenized as it is."""
     ignore_eos: _builtins.bool
     """End-of-text does not end the answer."""
+    question_window: _builtins.bool
+    """The observation window is the question's instead of a fixed one; for a conversation only."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Ready token ids."""
@@ -133,6 +166,10 @@ class GenerateRequest(_message.Message):
     def options(self) -> _common_pb2.RequestOptions:
         """Overrides of the model profile."""
 
+    @_builtins.property
+    def protect_parts(self) -> _containers.RepeatedScalarFieldContainer[Global___PromptPart.ValueType]:
+        """Parts of the conversation that are kept whatever their scores, beside options.protect."""
+
     def __init__(
         self,
         *,
@@ -144,10 +181,12 @@ class GenerateRequest(_message.Message):
         stop: _common_pb2.StopConditions | None = ...,
         options: _common_pb2.RequestOptions | None = ...,
         ignore_eos: _builtins.bool = ...,
+        protect_parts: _abc.Iterable[Global___PromptPart.ValueType] | None = ...,
+        question_window: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "options", b"options", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "ignore_eos", b"ignore_eos", "model", b"model", "options", b"options", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "ignore_eos", b"ignore_eos", "model", b"model", "options", b"options", "prompt", b"prompt", "protect_parts", b"protect_parts", "question_window", b"question_window", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["token_ids", "text", "conversation"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

@@ -45,6 +45,64 @@ def test_prune_reports_positions_per_layer(base, kv_select):
     assert rows == [1, *[2 if kv_select == "head" else 1] * 3, 1, 1]
 
 
+def test_protected_ranges_are_kept(base):
+    flags = [*PRUNE, "--protect", "40:45", "--protect", "60:61"]
+    report = json.loads(invoke("prune", *base, *flags, "--json"))
+    assert {*range(40, 45), 60} <= set(report["kept"])
+    assert len(report["kept"]) == 30
+
+
+def test_mass_sets_the_kept_count(base):
+    shape = PRUNE[2:]
+    bounds = ["--min-rate", "0.1", "--max-rate", "0.9"]
+    counts = [
+        len(json.loads(invoke("prune", *base, *shape, "--mass", mass, *bounds, "--json"))["kept"])
+        for mass in ("0.01", "0.5", "1")
+    ]
+    assert counts == sorted(set(counts))
+    assert (counts[0], counts[-1]) == (12, 108)
+
+
+@pytest.mark.parametrize(
+    ("ranker", "next_position", "modes"),
+    [
+        ("recency", 120, ["full", *["shared"] * 5]),
+        ("fastkv", 120, [*["head"] * 4, "shared", "shared"]),
+        ("snapkv", 120, ["head"] * 6),
+        ("gemfilter", 30, ["shared"] * 6),
+        ("gemfilter-original", 120, ["shared"] * 6),
+        ("self-information", 30, ["shared"] * 6),
+    ],
+)
+def test_any_method_that_needs_nothing_else(base, ranker, next_position, modes):
+    report = json.loads(invoke("prune", *base, *PRUNE, "--ranker", ranker, "--json"))
+    assert [layer["mode"] for layer in report["layers"]] == modes
+    assert report["next_position"] == next_position
+    assert len(report["kept"]) == (120 if ranker == "snapkv" else 30)
+    held = [len(layer["positions"][0]) for layer in report["layers"]]
+    assert report["kv_bytes"] == sum(held) * 2 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("kv_rate", "held"), [("0.125", [120, 15, 15, 15, 15, 15]), ("0.5", [120, 60, 60, 60, 30, 30])]
+)
+def test_caches_may_have_a_rate_of_their_own(base, kv_rate, held):
+    flags = [*PRUNE, "--kv-select", "layer", "--kv-rate", kv_rate]
+    report = json.loads(invoke("prune", *base, *flags, "--json"))
+    assert [len(layer["positions"][0]) for layer in report["layers"]] == held
+    assert len(report["kept"]) == 30
+
+
+def test_methods_that_need_more_are_refused(base):
+    for ranker, says in (("oracle", "evaluations"), ("speculative", "draft"), ("clea", "claa")):
+        with pytest.raises(ConfigError, match=says):
+            invoke("prune", *base, *PRUNE, "--ranker", ranker)
+    with pytest.raises(InvalidRequestError, match="protected"):
+        invoke("prune", *base, *PRUNE, "--ranker", "gemfilter", "--protect", "0:2")
+    with pytest.raises(ConfigError, match="before the main pass"):
+        invoke("pages", *base, "--ranker", "gemfilter")
+
+
 def test_keep_1_keeps_all(base):
     report = json.loads(invoke("prune", *base, "--keep", "1", "--json"))
     assert report["kept"] == list(range(120))
@@ -91,5 +149,12 @@ def test_mistakes_are_named(base, tmp_path, tiny_model_dir):
         invoke("prune", *model, "--prompt-file", str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="layer 9"):
         invoke("pages", *base, "--full-layers", "0,9")
-    with pytest.raises(ConfigError, match="keep_rate"):
+    with pytest.raises(InvalidRequestError, match="keep_rate"):
         invoke("prune", *base, "--keep", "1.5")
+    with pytest.raises(InvalidRequestError, match="leave one out"):
+        invoke("prune", *base, "--keep", "0.5", "--mass", "0.5")
+    with pytest.raises(InvalidRequestError, match="protect fewer"):
+        invoke("prune", *base, *PRUNE, "--protect", "0:100")
+    for text in ("5", "5:", ":5", "a:b", "-1:5"):
+        with pytest.raises(ConfigError, match="0:20"):
+            invoke("prune", *base, "--protect", text)

@@ -8,15 +8,16 @@ import orjson
 import pytest
 
 from gateway.job import Finished, RequestReport
+from gateway.prompt_parts import AskedParts
 from gateway.schema.chat import ChatBody
 from gateway.schema.completions import CompletionBody
 from gateway.schema.logprobs import UNLIKELY, chat_entries
 from gateway.schema.parse import parse_body
-from gateway.schema.translate import fit_context, options_of, sampling_of, stop_of
+from gateway.schema.translate import fit_context, options_of, parts_of, sampling_of, stop_of
 from gateway.schema.unknown import check_unknown
 from shared.errors import ContextLengthError, InvalidRequestError
 from shared.tokenizer.tokenizer import Tokenizer
-from shared.types.options import Mode
+from shared.types.options import Mode, PromptPart, TokenRange
 from shared.types.sampling import FinishReason, SampledToken
 from tests.support.tiny_tokenizer import write_tokenizer_folder
 
@@ -79,6 +80,52 @@ def test_options() -> None:
     options = options_of(body.tandem)
     assert (options.mode, options.keep_rate, options.min_keep) == (Mode.PRUNE, 0.7, 0)
     assert (options.page_budget, options.recency_pages) == (8, None)
+
+
+def test_selection_options() -> None:
+    tandem = {
+        "protect": [[0, 20], "system", [30, 31], "question"],
+        "window": 16,
+        "mass": 0.9,
+        "min_rate": 0.1,
+        "max_rate": 0.4,
+    }
+    options, asked = options_of(chat(tandem=tandem).tandem), parts_of(chat(tandem=tandem).tandem)
+    assert options.protect == (TokenRange(0, 20), TokenRange(30, 31))
+    assert asked.protect == (PromptPart.SYSTEM, PromptPart.QUESTION)
+    assert (options.observation_window, asked.question_window) == (16, False)
+    assert (options.mass, options.min_rate, options.max_rate) == (0.9, 0.1, 0.4)
+
+
+def test_question_window_is_left_to_the_conversation() -> None:
+    tandem = chat(tandem={"window": "question"}).tandem
+    assert options_of(tandem).observation_window is None
+    assert parts_of(tandem) == AskedParts(question_window=True)
+    assert not parts_of(None).anything
+
+
+@pytest.mark.parametrize(
+    ("tandem", "param"),
+    [
+        ({"protect": ["everything"]}, "tandem.protect"),
+        ({"protect": [[1]]}, "tandem.protect"),
+        ({"protect": [[1, 2.0]]}, "tandem.protect"),
+        ({"protect": [[0, True]]}, "tandem.protect"),
+        ({"protect": [{}]}, "tandem.protect"),
+        ({"protect": [[4, 2]]}, "tandem.protect"),
+        ({"protect": "system"}, "tandem.protect"),
+        ({"mass": 0.5, "keep_rate": 0.5}, "tandem.mass"),
+        ({"mass": 0}, "tandem.mass"),
+        ({"min_rate": 0.6, "max_rate": 0.5}, "tandem.min_rate"),
+        ({"window": 100_000}, "tandem.window"),
+        ({"window": "answer"}, "tandem.window"),
+        ({"window": True}, "tandem.window"),
+    ],
+)
+def test_selection_options_out_of_range(tandem: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        options_of(chat(tandem=tandem).tandem)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(

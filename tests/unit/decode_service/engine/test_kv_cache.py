@@ -50,6 +50,28 @@ def test_releasing_twice_is_refused() -> None:
         cache.release(pages)
 
 
+@pytest.mark.parametrize(("surplus", "left"), [(0, 7), (15, 7), (16, 6), (47, 5), (99, 1)])
+def test_surplus_tokens_give_whole_pages_back(surplus: int, left: int) -> None:
+    cache = new_cache()
+    pages = cache.reserve(front_tokens=120, rest_tokens=100)
+    assert pages is not None
+    fewer = cache.shrink(pages, surplus_tokens=surplus)
+    assert fewer.front is pages.front
+    assert fewer.rest.pages == pages.rest.pages[:left] == tuple(fewer.rest.table.tolist())
+    assert len(fewer.rest.pages) * 16 >= 100 - surplus
+    assert fewer.rest.start == 0
+    assert cache.pools[LengthGroup.REST].pages.num_used == left
+    cache.release(fewer)
+    cache.check_idle()
+
+
+def test_whole_layers_have_nothing_to_give_back() -> None:
+    cache = new_cache(whole_layers=5)
+    pages = cache.reserve(front_tokens=120, rest_tokens=100)
+    assert pages is not None
+    assert cache.shrink(pages, surplus_tokens=50) is pages
+
+
 def test_idle_with_held_pages_is_a_defect() -> None:
     cache = new_cache()
     assert cache.reserve(front_tokens=5, rest_tokens=5) is not None

@@ -24,11 +24,11 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def layout() -> SlabLayout:
+def layout(kept: int = KEPT) -> SlabLayout:
     return SlabLayout.plan(
         GEOMETRY,
         prompt_tokens=PROMPT,
-        kept_tokens=KEPT,
+        kept_tokens=kept,
         whole_layers=1,
         pruning_layer=1,
         kv_select=KvSelect.HEAD,
@@ -41,9 +41,9 @@ def tensors(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()
 
 
-def fill(slab: HostSlab) -> dict[int, bytes]:
-    """Fills a slab as a runner would; the expected bytes by offset."""
-    plan, expected = slab.layout, {}
+def fill(slab: HostSlab, *, final: SlabLayout | None = None) -> dict[int, bytes]:
+    """Fills a slab as a runner would, settling it where that does; the expected bytes by offset."""
+    plan, expected = final or slab.layout, {}
     keys, values = tensors(PROMPT)
     for start, stop in ((0, 7), (7, 10)):
         slab.write_kv(
@@ -54,6 +54,7 @@ def fill(slab: HostSlab) -> dict[int, bytes]:
         )
     whole = torch.stack([keys, values])
     expected[plan.kv_segment(0).offset] = whole.view(torch.uint8).numpy().tobytes()
+    slab.settle(plan)
     for layer, rows in ((1, 2), (2, 1)):
         positions = torch.arange(rows * KEPT, dtype=torch.int32).view(rows, KEPT)
         slab.write_positions(layout=layer, positions_RN=positions)
@@ -76,11 +77,13 @@ async def collect(slab: HostSlab) -> bytearray:
     return image
 
 
-async def test_readers_before_during_and_after(executor: ThreadPoolExecutor) -> None:
-    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+@pytest.mark.parametrize("planned", [KEPT, KEPT + 1, PROMPT - 1])
+async def test_readers_before_during_and_after(executor: ThreadPoolExecutor, planned: int) -> None:
+    slab = HostSlab(layout(planned), geometry=GEOMETRY, executor=executor)
     early = asyncio.create_task(collect(slab))
     await asyncio.sleep(0)
-    expected = await asyncio.to_thread(fill, slab)
+    expected = await asyncio.to_thread(fill, slab, final=layout())
+    assert slab.layout == layout()
     images = [await early, await collect(slab)]
     assert slab.is_complete()
     for segment in await slab.segments():
@@ -107,3 +110,12 @@ async def test_a_runner_that_leaves_its_plan(executor: ThreadPoolExecutor) -> No
         slab.write_kv(layer=1, first_slot=0, keys_NGD=keys, values_NGD=values)
     with pytest.raises(InternalError, match="never written"):
         slab.finish()
+
+
+async def test_a_final_layout_that_does_not_fit(executor: ThreadPoolExecutor) -> None:
+    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+    with pytest.raises(InternalError, match="final layout"):
+        slab.settle(layout(KEPT + 5))
+    fill(slab)
+    with pytest.raises(InternalError, match="moves"):
+        slab.settle(layout(KEPT - 1))

@@ -11,7 +11,7 @@ from shared.kv.geometry import KvGeometry
 from shared.model.random import random_config
 from shared.types.kv_manifest import PositionKind
 from shared.types.methods import KvSelect, PruningParams
-from shared.types.options import Mode, RequestOptions
+from shared.types.options import Mode, RequestOptions, TokenRange
 
 PARAMS = PruningParams(pruning_layer=3, deferred_layers=2, bypass_below=64)
 GEOMETRY = KvGeometry(num_layers=6, num_kv_heads=2, head_dim=16)
@@ -115,3 +115,82 @@ def test_prompt_out_of_range() -> None:
 def test_profile_of_another_model() -> None:
     with pytest.raises(ConfigError, match="another model"):
         plan(params=replace(PARAMS, pruning_layer=6))
+
+
+def test_protected_positions_end_where_the_window_begins() -> None:
+    ranges = (TokenRange(3, 6), TokenRange(5, 7), TokenRange(90, 100))
+    ours = plan(options=RequestOptions(protect=ranges))
+    assert ours.protected == (3, 4, 5, 6, 90, 91)
+    assert (ours.summary.reason, ours.summary.protected_tokens) == ("request", 6)
+    assert ours.summary.kept_tokens == 20
+    assert plan().protected == ()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"), [(TokenRange(0, 12), None), (TokenRange(1, 13), "12 places")]
+)
+def test_protected_tokens_must_fit_beside_the_window(
+    tokens: TokenRange, reason: str | None
+) -> None:
+    options = RequestOptions(protect=(tokens,))
+    if reason is None:
+        assert len(plan(options=options).protected) == 12
+        return
+    with pytest.raises(InvalidRequestError, match=reason) as caught:
+        plan(options=options)
+    assert caught.value.param == "tandem.protect"
+
+
+def test_nothing_is_protected_where_nothing_is_dropped() -> None:
+    everything = (TokenRange(0, 100),)
+    ours = plan(options=RequestOptions(mode=Mode.FULL, protect=everything))
+    assert (ours.protected, ours.summary.protected_tokens) == ((), 0)
+    with pytest.raises(InvalidRequestError, match="ends after the prompt"):
+        plan(options=RequestOptions(mode=Mode.FULL, protect=(TokenRange(0, 101),)))
+
+
+def test_a_request_may_widen_the_window() -> None:
+    ours = plan(options=RequestOptions(observation_window=30))
+    assert (ours.window_tokens, ours.summary.observation_window) == (30, 30)
+    assert (ours.summary.kept_tokens, ours.summary.reason) == (31, "request")
+
+
+def test_mass_plans_for_its_upper_bound() -> None:
+    ours = plan(options=RequestOptions(mass=0.9, max_rate=0.4))
+    assert (ours.summary.kept_tokens, ours.summary.mass) == (40, 0.9)
+    profile = replace(PARAMS, mass=0.8, keep_rate=1.0)
+    assert plan(params=profile).summary.kept_tokens == 50
+    assert plan(params=profile, options=RequestOptions(keep_rate=0.3)).summary.mass is None
+    assert plan(options=RequestOptions(mode=Mode.FULL, mass=0.9)).summary.mass is None
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (RequestOptions(min_rate=0.1), "tandem.mass"),
+        (RequestOptions(mass=0.9, min_rate=0.7), "tandem.mass"),
+    ],
+)
+def test_bounds_that_mean_nothing(options: RequestOptions, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        plan(options=options)
+    assert caught.value.param == param
+
+
+def test_mass_needs_a_method_that_scores_layers() -> None:
+    snapkv = replace(PARAMS, ranker="snapkv")
+    with pytest.raises(InvalidRequestError, match="snapkv"):
+        plan(params=snapkv, options=RequestOptions(mass=0.9))
+    with pytest.raises(ConfigError, match="snapkv"):
+        plan(params=replace(snapkv, mass=0.9))
+
+
+def test_a_requests_rate_bounds_the_caches_too() -> None:
+    profile = replace(PARAMS, kv_rate=0.1)
+    assert plan(params=profile).summary.slots == 10
+    for options, slots in (
+        (RequestOptions(keep_rate=0.3), 10),
+        (RequestOptions(keep_rate=0.09), 9),
+        (RequestOptions(mass=0.9), 50),
+    ):
+        assert plan(params=profile, options=options).summary.slots == slots

@@ -59,6 +59,9 @@ class Recorder:
         self.tensors.extend(tensors)
         self.copies.extend(t.clone() for t in tensors)
 
+    def settled(self, plan: PromptPlan) -> None:
+        raise AssertionError("these plans are final from the start")
+
     def kv_final(
         self, *, layer: int, first_slot: int, keys_NGD: Tensor, values_NGD: Tensor
     ) -> None:

@@ -1,18 +1,39 @@
 """Profiles: the shipped one, the presets, and what a bad file is told."""
 
 import logging
-from dataclasses import replace
+import tomllib
+from collections.abc import Iterator
+from dataclasses import Field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shared.errors import ConfigError
 from shared.model.config import ModelConfig
-from shared.model.profile import load_profile, profile_names
+from shared.model.profile import base_profile, calibrated_path, load_profile, profile_names
+from shared.model.profile_record import ModelFit, ModelProfile
+from shared.model.profile_toml import profile_text, read_profile
 from shared.model.random import random_config
 from shared.types.methods import Aggregation, KvSelect
 
 SMOLLM2 = replace(random_config(), num_layers=30, hidden_size=576, vocab_size=49152)
+
+
+def shape(family: str, num_layers: int, hidden_size: int, vocab_size: int) -> ModelConfig:
+    base = random_config(family)
+    return replace(base, num_layers=num_layers, hidden_size=hidden_size, vocab_size=vocab_size)
+
+
+SHAPES = {
+    "smollm2-135m-instruct": SMOLLM2,
+    "llama-3.1-8b-instruct": shape("llama", 32, 4096, 128256),
+    "llama-3.2-3b-instruct": shape("llama", 28, 3072, 128256),
+    "mistral-nemo-12b-instruct": shape("mistral", 40, 5120, 131072),
+    "qwen2.5-1.5b": shape("qwen2", 28, 1536, 151936),
+    "qwen2.5-7b": shape("qwen2", 28, 3584, 152064),
+    "qwen2.5-14b": shape("qwen2", 48, 5120, 152064),
+}
 
 GOOD = """
 source = "a test"
@@ -42,11 +63,35 @@ def test_the_embedded_model_has_its_own_profile() -> None:
     assert (s.full_layers, s.page_budget, s.recency_pages) == ((0, 1, 2, 14, 22), 16, 4)
 
 
-def test_every_shipped_value_has_a_source() -> None:
-    for name in profile_names():
-        profile = load_profile(name, config=SMOLLM2)
-        assert profile.source
-        assert all(profile.sources.values())
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_every_shipped_profile_is_found_by_shape_and_every_value_has_a_source(name: str) -> None:
+    profile = load_profile(config=SHAPES[name])
+    assert profile == load_profile(name, config=SHAPES[name])
+    assert profile.name == name
+    assert profile.source
+    stated = {f"{part}.{f.name}" for part, f in _stated_fields(profile)}
+    assert set(profile.sources) == stated
+    assert all(profile.sources.values())
+    assert not profile.calibrated
+    assert profile.label == f"{name} (not calibrated)"
+
+
+def _stated_fields(profile: ModelProfile) -> Iterator[tuple[str, Field[Any]]]:
+    """The fields that a shipped profile must state: all that are not off by default."""
+    for part, params in (("pruning", profile.pruning), ("sparsity", profile.sparsity)):
+        for f in fields(params):
+            if f"{part}.{f.name}" in profile.sources or getattr(params, f.name) != f.default:
+                yield part, f
+
+
+def test_the_shipped_profiles_are_those_whose_shapes_are_listed_here() -> None:
+    assert set(profile_names()) == {*SHAPES, "paper"}
+
+
+def test_shapes_are_told_apart() -> None:
+    for name, shape in SHAPES.items():
+        profile = load_profile(name, config=shape)
+        assert not profile.fit.describes(replace(shape, vocab_size=shape.vocab_size + 1))
 
 
 @pytest.mark.parametrize(("depth", "pruning_layer"), [(32, 15), (30, 14), (28, 13)])
@@ -102,6 +147,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("value = [0, 1, 2]", "value = [1, 2]", "must begin with layer 0"),
         ('pruning_layer = { value = 3, source = "s" }', "", "pruning_layer"),
         ('source = "a test"', "source = ", "cannot be read"),
+        ('source = "a test"', "calibrated = 1", "must be true or false"),
+        ('source = "a test"', "evidence = 1", "and `evidence` a table"),
         ("value = 3", "value = 6", "does not fit a model of 6 layers"),
         ("value = 3", "value = 2", "aggregation_window 4"),
         ("value = [0, 1, 2]", "value = [0, 1, 6]", "full layer 6"),
@@ -111,6 +158,106 @@ def test_bad_files_are_explained(tmp_path: Path, old: str, new: str, text: str) 
     assert old in GOOD
     with pytest.raises(ConfigError, match=text.replace("?", r"\?")):
         load_profile(write(tmp_path, GOOD.replace(old, new, 1)), config=random_config())
+
+
+HASH = "a" * 64
+OTHER = "b" * 64
+CALIBRATED = f"""
+name = "tiny"
+source = "measured"
+calibrated = true
+[model]
+family = "llama"
+num_layers = 6
+hash = "{HASH}"
+[pruning]
+pruning_layer = {{ value = 3, source = "s" }}
+[sparsity]
+full_layers = {{ value = [0, 1, 2], source = "v" }}
+[evidence]
+rho = [0.1, 0.2]
+"""
+
+
+def cached(cache_dir: Path, text: str = CALIBRATED) -> Path:
+    path = calibrated_path(HASH, cache_dir)
+    path.parent.mkdir()
+    path.write_text(text)
+    return path
+
+
+def test_a_calibrated_profile_is_found_by_the_hash_of_the_weights(tmp_path: Path) -> None:
+    cached(tmp_path)
+    profile = load_profile(config=random_config(), model_hash=HASH, cache_dir=tmp_path)
+    assert (profile.name, profile.calibrated) == ("tiny", True)
+    assert profile.label == "tiny (calibrated)"
+    assert profile.pruning.pruning_layer == 3
+
+
+def test_what_was_calibrated_comes_before_what_is_shipped(tmp_path: Path) -> None:
+    cached(tmp_path, CALIBRATED.replace("num_layers = 6", "num_layers = 30"))
+    profile = load_profile(config=SMOLLM2, model_hash=HASH, cache_dir=tmp_path)
+    assert profile.name == "tiny"
+    other = load_profile(config=SMOLLM2, model_hash=OTHER, cache_dir=tmp_path)
+    assert other.name == "smollm2-135m-instruct"
+
+
+def test_a_calibration_starts_from_what_is_shipped_and_does_not_warn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert base_profile(SMOLLM2).name == "smollm2-135m-instruct"
+        assert base_profile(random_config()).name == "default"
+    assert not caplog.text
+
+
+def test_a_profile_of_other_weights_is_refused(tmp_path: Path) -> None:
+    path = str(cached(tmp_path))
+    with pytest.raises(ConfigError, match="calibrated on the weights aaaaaaaaaaaa, these are bbbb"):
+        load_profile(path, config=random_config(), model_hash=OTHER)
+    assert load_profile(path, config=random_config(), model_hash=HASH).name == "tiny"
+
+
+def test_a_profile_under_a_false_name_is_refused(tmp_path: Path) -> None:
+    cached(tmp_path, CALIBRATED.replace(HASH, OTHER))
+    with pytest.raises(ConfigError, match="does not fit"):
+        load_profile(config=random_config(), model_hash=HASH, cache_dir=tmp_path)
+
+
+def test_a_profile_of_another_layer_count_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, CALIBRATED.replace("num_layers = 6", "num_layers = 7"))
+    with pytest.raises(ConfigError, match="made for 7 layers"):
+        load_profile(path, config=random_config())
+
+
+def test_a_shipped_profile_of_other_weights_is_used_but_not_called_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = CALIBRATED.replace("[pruning]", "hidden_size = 64\nvocab_size = 512\n[pruning]")
+    (tmp_path / "shipped.toml").write_text(text)
+    monkeypatch.setattr("shared.model.profile._FOLDER", tmp_path)
+    with caplog.at_level(logging.WARNING):
+        profile = load_profile(config=random_config(), model_hash=OTHER, cache_dir=tmp_path)
+    assert (profile.name, profile.calibrated) == ("tiny", False)
+    assert "other weights of this shape" in caplog.text
+    assert load_profile(config=random_config(), model_hash=HASH, cache_dir=tmp_path).calibrated
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    before = replace(
+        load_profile("smollm2-135m-instruct", config=SMOLLM2),
+        name='a "quoted" näme',
+        calibrated=True,
+        fit=ModelFit(family="llama", num_layers=30, hash=HASH),
+    )
+    evidence = {
+        "samples": 3, "device": "cpu", "layers": list(range(60)), "scored": True,
+        "by_layer": {"rho": [0.25, 1e-05]},
+    }  # fmt: skip
+    text = profile_text(before, evidence=evidence)
+    assert read_profile(Path(write(tmp_path, text))) == before
+    assert tomllib.loads(text)["evidence"] == evidence
+    assert max(map(len, text.splitlines())) < 200
 
 
 def test_a_profile_for_another_depth_is_refused() -> None:

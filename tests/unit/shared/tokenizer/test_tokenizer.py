@@ -105,3 +105,15 @@ async def test_encoding_leaves_the_loop_running(tokenizer: Tokenizer) -> None:
         await asyncio.sleep(0.001)
         ticks += 1
     assert ticks > 10
+
+
+def test_offsets_cut_the_text_up(tokenizer: Tokenizer) -> None:
+    text = "<|im_start|>Hello world, stop é!"
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    assert ids == tokenizer.encode(text)
+    assert len(offsets) == len(ids)
+    assert text[slice(*offsets[0])] == "<|im_start|>"
+    assert text[slice(*offsets[1])] == "Hello"
+    two_bytes = text.index("é")
+    assert offsets.count((two_bytes, two_bytes + 1)) == 2
+    assert offsets[-1] == (len(text) - 1, len(text))

@@ -35,11 +35,36 @@ def test_kept_count_is_the_stated_formula(length, rate, window, floor):
         {"observation_window": 0},
         {"pool_kernel": 4},
         {"min_keep": -1},
+        {"ranker": ""},
+        {"kv_rate": 0.0},
+        {"kv_rate": 1.5},
+        {"seed": -1},
+        {"mass": 0.0},
+        {"mass": 1.1},
+        {"min_rate": 0.0},
+        {"max_rate": 1.5},
+        {"min_rate": 0.6, "max_rate": 0.5},
+        {"mass": 0.5, "kv_rate": 0.5},
     ],
 )
 def test_pruning_parameters_are_checked(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         PruningParams(**({"pruning_layer": 3} | bad))
+
+
+@pytest.mark.parametrize(
+    ("length", "least", "most"), [(1000, 50, 500), (100, 9, 50), (12, 9, 9), (10, 9, 9), (9, 9, 9)]
+)
+def test_mass_bounds_the_kept_count(length, least, most):
+    params = PruningParams(pruning_layer=3, mass=0.9, keep_rate=1.0)
+    assert (params.least_count(length), params.kept_count(length)) == (least, most)
+    assert params.kv_count(length) == most
+
+
+def test_mass_drops_something_unless_the_floor_is_the_prompt():
+    params = PruningParams(pruning_layer=3, mass=0.9, max_rate=1.0, min_keep=20)
+    assert (params.least_count(100), params.kept_count(100)) == (20, 99)
+    assert (params.least_count(20), params.kept_count(20)) == (20, 20)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +97,11 @@ def test_identities_name_their_differences():
         rope="",
     )
     assert one.differences(other) == ["dtype: 'float32' against 'bfloat16'"]
+
+
+def test_caches_count_by_their_own_rate():
+    params = PruningParams(pruning_layer=3, keep_rate=0.5, kv_rate=0.1, min_keep=20)
+    assert (params.kept_count(1000), params.kv_count(1000)) == (500, 100)
+    assert (params.kept_count(100), params.kv_count(100)) == (50, 20)
+    same = PruningParams(pruning_layer=3, keep_rate=0.5)
+    assert same.kv_count(1000) == same.kept_count(1000)

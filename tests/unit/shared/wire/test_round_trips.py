@@ -19,7 +19,7 @@ from shared.types.kv_manifest import (
 )
 from shared.types.methods import Aggregation, KvSelect
 from shared.types.model_identity import ModelIdentity
-from shared.types.options import Mode, RequestOptions
+from shared.types.options import MAX_OBSERVATION_WINDOW, Mode, RequestOptions, TokenRange
 from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
 from shared.wire.errors import error_from_pb, error_to_pb
 from shared.wire.identity import handoff_from_pb
@@ -66,6 +66,14 @@ options = st.builds(
     min_keep=st.none() | st.integers(0, 2**31),
     page_budget=st.none() | st.integers(0, 2**31),
     recency_pages=st.none() | st.integers(0, 2**31),
+    protect=st.lists(st.tuples(st.integers(0, 2**31), st.integers(1, 99)), max_size=4).map(
+        lambda pairs: tuple(TokenRange(start, start + size) for start, size in pairs)
+    ),
+    observation_window=st.none() | st.integers(1, MAX_OBSERVATION_WINDOW),
+    min_rate=st.none() | st.floats(0, 0.5, exclude_min=True),
+    max_rate=st.none() | st.floats(0.5, 1),
+) | st.builds(
+    RequestOptions, mass=st.floats(0, 1, exclude_min=True), min_rate=st.none() | st.just(0.1)
 )
 segments = st.builds(
     Segment,
@@ -103,6 +111,8 @@ manifests = st.builds(
         kv_select=st.sampled_from(KvSelect),
         keep_rate=st.floats(0, 1),
         kept_tokens=ids,
+        protected_tokens=ids,
+        mass=st.none() | st.floats(0, 1, exclude_min=True),
     ),
     layouts=st.lists(
         st.builds(LayoutSpec, kind=st.sampled_from(PositionKind), slots=ids), max_size=3

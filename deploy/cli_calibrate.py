@@ -1,0 +1,118 @@
+"""`tandem calibrate`: flags in, a profile out, with progress bars between."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from loadtest.quality.calibrate import WrittenProfile
+    from loadtest.quality.calibrate_sweep import Progress
+
+
+def calibrate(
+    model: Annotated[str, typer.Option(help="Catalog name, folder or hub id.")] = "smollm2",
+    samples: Annotated[int, typer.Option(min=0, help="Generated needle prompts.")] = 64,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Your own prompts: JSON lines with prompt, and answer, needle if known."),
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option(help="Tokens of generated prompts; 1024,2048,4096,7168 as far as fits.")
+    ] = "",
+    saving_target: Annotated[
+        float, typer.Option(help="Token-layers to save at least, as a share of a full prefill.")
+    ] = 0.3,
+    keep: Annotated[float | None, typer.Option(help="Keep rate r; the base profile's.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the generated prompts.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Profile to write; in the cache, where workers find it, if not given."),
+    ] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Model cache.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on standard output.")
+    ] = False,
+) -> None:
+    """Measures at which depth a model can be pruned, and writes its profile.
+
+    Sweeps the pruning layer by correlation with the answer-informed oracle, by the needle tokens
+    that are kept, and by the answers that stay the same; chooses lp, n, m, W and the aggregation
+    among the depths that save enough. Repeating it gives the same file. Minutes on a GPU; on a CPU
+    ask for fewer samples and shorter lengths.
+
+    JSON keys: path, profile, model_hash, pruning (lp, n, m, W, aggregation, keep_rate), saving,
+    rho, coverage, first_token, answers, prompts, answered_right_in_full.
+    """
+    from loadtest.quality.calibrate import parse_lengths, run_calibration, summary
+    from loadtest.quality.calibrate_settings import CalibrationSettings
+
+    settings = CalibrationSettings(
+        model=model,
+        samples=samples,
+        prompts=prompts,
+        lengths=parse_lengths(lengths),
+        saving_target=saving_target,
+        keep_rate=keep,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+    )
+    with _bars() as progress:
+        written = run_calibration(settings, out=out, cache_dir=cache_dir, progress=progress)
+    print(json.dumps(report(written)) if as_json else summary(written))
+
+
+def report(written: "WrittenProfile") -> dict[str, Any]:
+    """What was chosen and how good it is, JSON-ready."""
+    found, pruning = written.found, written.profile.pruning
+    pick, agreement = found.chosen.candidate, found.chosen.agreement
+    return {
+        "path": str(written.path),
+        "profile": written.profile.name,
+        "model_hash": written.profile.fit.hash,
+        "pruning": {
+            "lp": pruning.pruning_layer,
+            "n": pruning.aggregation_window,
+            "m": pruning.deferred_layers,
+            "W": pruning.observation_window,
+            "aggregation": pruning.aggregation.value,
+            "keep_rate": pruning.keep_rate,
+        },
+        "saving": found.saving(pruning.pruning_layer),
+        "rho": pick.rho,
+        "coverage": pick.coverage,
+        "first_token": agreement.first_token,
+        "answers": agreement.answers,
+        "prompts": found.num_samples,
+        "answered_right_in_full": found.num_right,
+    }
+
+
+@contextmanager
+def _bars() -> Iterator["Progress"]:
+    """One progress bar a stage, on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Remaining(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report_progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done)
+
+        yield report_progress

@@ -1,0 +1,63 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy import cli
+from deploy.cli_eval import parse_names, parse_numbers, parse_protocols
+from loadtest.quality.store import FILE_NAME, ResultStore, Trial, read_facts
+from shared.errors import ConfigError
+from tests.support.quality_facts import study_facts
+
+runner = CliRunner()
+SMALL = [
+    "eval", "niah", "--rankers", "claa", "--keep", "0.2", "--lengths", "640", "--depths", "0.5",
+    "--seeds", "1",
+]  # fmt: skip
+
+
+def test_niah_runs_reports_and_resumes(tiny_model_dir, tmp_path):
+    out = tmp_path / "found"
+    flags = [*SMALL, "--model", str(tiny_model_dir), "--out", str(out), "--json"]
+    result = runner.invoke(cli.app, flags)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert {row["arm"] for row in summary["rankers"]} == {"full", "claa", "random", "recency"}
+    assert (out / "report.html").is_file()
+    before = [fact for fact in read_facts(out) if isinstance(fact, Trial)]
+    assert isinstance(runner.invoke(cli.app, flags).exception, ConfigError)
+    assert runner.invoke(cli.app, [*flags, "--resume"]).exit_code == 0
+    assert [fact for fact in read_facts(out) if isinstance(fact, Trial)] == before
+
+
+def test_report_draws_what_another_machine_measured(tmp_path):
+    ResultStore(tmp_path, resume=False).append(study_facts())
+    result = runner.invoke(cli.app, ["eval", "report", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "claa at 20% keeps 3 of 4" in result.stdout
+    assert (tmp_path / "ablations.png").is_file()
+
+
+def test_a_missing_matplotlib_is_said_before_anything_runs(tiny_model_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    result = runner.invoke(
+        cli.app, [*SMALL, "--model", str(tiny_model_dir), "--out", str(tmp_path)]
+    )
+    assert isinstance(result.exception, ConfigError)
+    assert "tandem-llm[eval]" in str(result.exception)
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_lists_are_read():
+    assert parse_names("claa, fastkv") == ("claa", "fastkv")
+    assert parse_names("") == ()
+    assert parse_numbers("1,2", flag="--lengths", kind=int) == (1, 2)
+    assert parse_protocols("both") == ("included", "excluded")
+
+
+@pytest.mark.parametrize(
+    "flags", [["--keep", "lots"], ["--protocol", "maybe"], ["--lengths", "1k"], ["--keep", "1.5"]]
+)
+def test_values_that_cannot_be_are_refused(flags, tmp_path, tiny_model_dir):
+    wanted = [*SMALL, "--model", str(tiny_model_dir), "--out", str(tmp_path), *flags]
+    assert isinstance(runner.invoke(cli.app, wanted).exception, ConfigError)

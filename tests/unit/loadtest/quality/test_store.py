@@ -1,0 +1,70 @@
+from dataclasses import replace
+
+import pytest
+
+from loadtest.quality.store import ResultStore, read_facts
+from shared.errors import ConfigError
+from tests.support.quality_facts import RUN, TRIAL, study_facts, trials
+
+
+def test_every_kind_of_fact_comes_back_as_it_was(tmp_path):
+    facts = study_facts()
+    ResultStore(tmp_path, resume=False).append(facts)
+    assert read_facts(tmp_path) == facts
+
+
+def test_results_are_not_overwritten_unasked(tmp_path):
+    ResultStore(tmp_path, resume=False).append([RUN])
+    with pytest.raises(ConfigError, match="--resume"):
+        ResultStore(tmp_path, resume=False)
+
+
+def test_a_killed_run_goes_on_after_its_last_whole_line(tmp_path):
+    store = ResultStore(tmp_path, resume=False)
+    store.append(trials("claa", [1.0, 0.0]))
+    with store.path.open("a") as file:
+        file.write('{"kind": "trial", "run": 0, "pa')
+    store = ResultStore(tmp_path, resume=True)
+    first, second, third = trials("claa", [1.0, 0.0, 1.0])
+    assert first.key in store
+    assert store.trial(second.key) == second
+    assert third.key not in store
+    store.append([third])
+    assert read_facts(tmp_path) == [first, second, third]
+
+
+def test_the_first_of_equal_keys_counts(tmp_path):
+    store = ResultStore(tmp_path, resume=False)
+    store.append([TRIAL, replace(TRIAL, score=0.0)])
+    assert read_facts(tmp_path) == [TRIAL]
+
+
+def test_runs_are_numbered_in_order(tmp_path):
+    store = ResultStore(tmp_path, resume=False)
+    assert [store.open_run(RUN).run, store.open_run(RUN).run] == [0, 1]
+    assert ResultStore(tmp_path, resume=True).open_run(RUN).run == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"model_hash": "cafe"}, {"dtype": "bfloat16"}, {"pruning": {"ranker": "fastkv"}}]
+)
+def test_results_of_another_model_type_or_profile_do_not_mix(tmp_path, change):
+    store = ResultStore(tmp_path, resume=False)
+    store.open_run(RUN)
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        store.open_run(replace(RUN, **change))
+
+
+def test_a_strange_line_is_named(tmp_path):
+    store = ResultStore(tmp_path, resume=False)
+    store.append([RUN])
+    with store.path.open("a") as file:
+        file.write('{"kind": "gossip"}\n')
+    with pytest.raises(ConfigError, match="line 2"):
+        read_facts(tmp_path)
+
+
+def test_one_prompt_has_one_key_whatever_the_arm(tmp_path):
+    other = replace(TRIAL, arm="claa", rate=0.2)
+    assert other.sample_key == TRIAL.sample_key
+    assert other.key != TRIAL.key
