@@ -34,6 +34,9 @@ GRID_TASKS = ("niah_noise_1key", "niah_prose_1key")
 _GROUP = {"cuda": 4, "cpu": 1}
 """Prompts that are read and answered together, on each kind of device."""
 
+MIXTURE_SEED = 10_000
+"""First round of the mixture that is evaluated, far from those that a calibration has seen."""
+
 
 class Progress(Interface):
     """Is told how far a part is."""
@@ -224,7 +227,10 @@ class Study:
         ledger, full = self._ledger(part), full_arm(self._setup.base)
         counted, done = min(LONG_PROMPT, max(lengths)), 0
         candidates = needle_mixture(
-            self._writer, count=self._settings.mixture_prompts, lengths=lengths
+            self._writer,
+            count=self._settings.mixture_prompts,
+            lengths=lengths,
+            seed=MIXTURE_SEED,
         )
         for group in _groups(candidates, size=self._group_size):
             if done >= wanted:

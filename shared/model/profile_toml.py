@@ -179,4 +179,6 @@ def _known(table: Mapping[str, Any], names: tuple[str, ...], *, where: str) -> N
         if key not in names:
             near = difflib.get_close_matches(key, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{where} has an unknown key {key!r}{hint} Known: {', '.join(names)}")
+            raise ConfigError(
+                f"{where} has an unknown key {key!r}{hint}; known: {', '.join(names)}"
+            )
