@@ -12,7 +12,7 @@ from typing import Any
 
 from shared.errors import InvalidRequestError
 from shared.tokenizer.chat_template import ChatTemplate
-from shared.types.options import PromptPart, RequestOptions, TokenRange
+from shared.types.options import MAX_PROTECTED_RANGES, PromptPart, RequestOptions, TokenRange
 
 MIN_QUESTION_WINDOW = 8
 """Shortest observation window that a question gives, in tokens: the papers' own."""
@@ -78,6 +78,13 @@ class RenderedChat:
 
     def _system(self, param: str) -> Iterator[Span]:
         turns = [str(message.get("role")) in _SYSTEM_ROLES for message in self.messages]
+        if sum(turns) > MAX_PROTECTED_RANGES:
+            # Each costs a rendering of the whole conversation, and so many would be refused anyway.
+            raise InvalidRequestError(
+                f"{sum(turns)} system turns would be protected, more than {MAX_PROTECTED_RANGES}; "
+                "join some, or leave the system part out",
+                param=param,
+            )
         if False in turns:
             yield 0, self._content(turns.index(False), param)[0]
         for index, is_system in enumerate(turns):

@@ -17,7 +17,7 @@ from gateway.prompt_parts import (
 from shared.errors import InvalidRequestError
 from shared.tokenizer.chat_template import ChatTemplate
 from shared.tokenizer.tokenizer import Tokenizer
-from shared.types.options import PromptPart, RequestOptions, TokenRange
+from shared.types.options import MAX_PROTECTED_RANGES, PromptPart, RequestOptions, TokenRange
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer_folder
 
 # The default system prompt, the trimming and the merged system turn that real templates have.
@@ -174,3 +174,11 @@ def test_ranges_hold_the_whole_part(tokenizer: Tokenizer, system: str, user: str
     found, texts = resolved(tokenizer, messages, asked)
     assert len(found.protect) == bool(user)
     assert all(user in text for text in texts)
+
+
+def test_very_many_system_turns_are_not_looked_for_one_by_one(tokenizer: Tokenizer) -> None:
+    turns = [{"role": "system", "content": ""}] * (MAX_PROTECTED_RANGES + 1)
+    asked = AskedParts(protect=(PromptPart.SYSTEM,))
+    with pytest.raises(InvalidRequestError, match="65 system turns") as caught:
+        resolved(tokenizer, [*turns, {"role": "user", "content": "who?"}], asked)
+    assert caught.value.param == "tandem.protect"
