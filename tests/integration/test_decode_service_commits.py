@@ -18,7 +18,7 @@ from shared.errors import (
 )
 from shared.model.transformer import Transformer
 from shared.rpc.status import error_from_rpc
-from shared.types.handoff import HandoffKey
+from shared.types.handoff import HandoffKey, HandoffState
 from shared.types.kv_manifest import LayoutSpec, PositionKind, SegmentKind
 from shared.types.sampling import SampledToken
 from tests.support.decode_server import decode_server, direct_tokens, settle, write_profile
@@ -238,7 +238,12 @@ async def test_a_broken_push_ends_the_handoff(
     server: DecodeServer, peer: PrefillPeer, prepared: Prepared
 ) -> None:
     grant = await peer.reserve(KEY, prepared)
-    await peer.push(grant, prepared, Faults(break_off=True))
+    table = server.core.worker.table
+    sender = await peer.open(grant)
+    await sender.write(0, prepared.image[:100])
+    # A push that is cut before its first byte landed is no push yet: its lease ends it.
+    await settle(lambda: table.find(KEY).state is HandoffState.STREAMING)
+    await sender.abort()
     await settle(lambda: server.core.worker.table.idle)
     assert server.core.worker.table.counters.aborted == 1
     answer = await peer.commit(KEY, grant, prepared)

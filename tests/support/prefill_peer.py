@@ -147,8 +147,6 @@ class Faults:
     """Added to the granted slot."""
     truncate: int | None = None
     """Bytes after which the push ends, with its seal."""
-    break_off: bool = False
-    """The push ends without its seal."""
 
 
 @dataclass
@@ -244,8 +242,7 @@ class PrefillPeer:
         try:
             await sender.write(0, bytes(image[:half]))
             await sender.write(half, bytes(image[half:end]))
-            if not faults.break_off:
-                await sender.seal()
+            await sender.seal()
         finally:
             await sender.abort()
 
