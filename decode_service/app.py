@@ -30,11 +30,12 @@ from decode_service.engine.verify import ManifestVerifier
 from decode_service.engine.warm_up import warm_up
 from decode_service.engine.worker import DecodeWorker, WorkerSettings
 from decode_service.rpc import control_servicer, decode_servicer
-from decode_service.rpc.control_servicer import ControlServicer, WorkerInfo, package_version
+from decode_service.rpc.control_servicer import CAPABILITIES, ControlServicer
 from decode_service.rpc.decode_servicer import DecodeServicer
 from decode_service.rpc.presence import Presence
 from protos.tandem.v1 import control_pb2_grpc, decode_pb2_grpc
 from shared.config.exit_codes import ExitCode
+from shared.config.version import package_version
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.model.probe import probe_attention
@@ -46,6 +47,7 @@ from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport import grpc_receiver, grpc_stream
 from shared.transport.hello import Peer
 from shared.types.model_identity import ModelIdentity
+from shared.types.worker_info import WorkerInfo
 
 ROLE = "decode"
 STARTING = Readiness(ready=False, phase="starting", progress=0.0, detail="binding ports")
@@ -301,6 +303,8 @@ class DecodeServer:
     def _add_services(self, loaded: LoadedModel) -> None:
         core, server = self.core, self.rpc.server
         info = WorkerInfo(
+            role=ROLE,
+            capabilities=CAPABILITIES,
             worker_id=self.worker_id,
             incarnation=self.incarnation,
             model=core.identity,

@@ -64,7 +64,7 @@ def _finish(code: int) -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from deploy.version import package_version
+        from shared.config.version import package_version
 
         print(f"tandem {package_version()}")
         raise typer.Exit
@@ -202,7 +202,8 @@ def version(
     as_json: Json = False,
 ) -> None:
     """Prints the version."""
-    from deploy.version import full_version, package_version
+    from deploy.version import full_version
+    from shared.config.version import package_version
 
     facts = full_version() if full else {"tandem": package_version()}
     if as_json:

@@ -3,7 +3,8 @@
 import platform
 from importlib import metadata
 
-PACKAGE = "tandem-llm"
+from shared.config.version import package_version
+
 _LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "grpcio", "protobuf",
     "starlette", "uvicorn", "pydantic", "redis", "triton", "flash-attn-4", "flashinfer-python",
@@ -17,11 +18,6 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def package_version() -> str:
-    """Version of Tandem itself; `uninstalled` when it runs from a folder without `make setup`."""
-    return installed_version(PACKAGE) or "uninstalled"
 
 
 def full_version() -> dict[str, str]:

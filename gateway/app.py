@@ -26,10 +26,11 @@ from gateway.prober import Prober
 from gateway.recorder import Recorder
 from gateway.routes.generate import GenerateRoutes
 from gateway.routes.models import ModelRoutes
-from gateway.routes.operations import OperationRoutes, package_version
+from gateway.routes.operations import OperationRoutes
 from gateway.routes.table import rest_app
 from gateway.rpc.inference import SERVICE_NAME, InferenceServicer
 from gateway.workers import DECODE, PREFILL, Workers
+from shared.config.version import package_version
 from shared.discovery.base import Discovery
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.discovery.static import StaticDiscovery, StaticSettings

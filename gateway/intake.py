@@ -5,7 +5,6 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from gateway.job import GenerationJob
@@ -22,6 +21,7 @@ from gateway.schema.translate import (
     stop_of,
 )
 from gateway.workers import Workers
+from shared.config.version import package_version
 from shared.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.options import RequestOptions
@@ -112,7 +112,7 @@ class Intake:
         """Changes whenever the answer to the same seed may change."""
         served = self._workers.served()
         model_hash = served.model_hash if served is not None else ""
-        text = repr((_version(), model_hash, options))
+        text = repr((package_version(), model_hash, options))
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     async def chat_job(self, body: ChatBody, origin: Origin) -> GenerationJob:
@@ -264,10 +264,3 @@ class Intake:
 def new_origin(request_id: str, endpoint: str) -> Origin:
     """The origin of a request that arrives now."""
     return Origin(request_id=request_id, endpoint=endpoint, arrived=time.monotonic())
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        return "source"

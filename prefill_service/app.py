@@ -23,11 +23,12 @@ from prefill_service.engine.sender import Links
 from prefill_service.engine.services import Services, profile_planner
 from prefill_service.engine.warm_up import warm_up
 from prefill_service.engine.watchdog import Watchdog
-from prefill_service.rpc.control import WorkerInfo, package_version
+from prefill_service.rpc.control import CAPABILITIES
 from prefill_service.rpc.decode_client import DecodeClient
 from prefill_service.rpc.requests import ModelLimits
 from prefill_service.rpc.services import SERVICE_NAMES, add_services
 from shared.config.exit_codes import ExitCode
+from shared.config.version import package_version
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.errors import ConfigError
@@ -41,6 +42,7 @@ from shared.telemetry.metrics import HealthMetrics, PrefillMetrics, TransferMetr
 from shared.transport.base import KvTransport, TransportContext
 from shared.transport.instrumented import InstrumentedTransport
 from shared.transport.registry import transport_registry
+from shared.types.worker_info import WorkerInfo
 
 WARM_UP_TOKENS = 32
 
@@ -324,6 +326,8 @@ class _Parts:
         )
         self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), app=app))
         self.info = WorkerInfo(
+            role="prefill",
+            capabilities=CAPABILITIES,
             worker_id=app.worker_id,
             incarnation=app.incarnation,
             model=self.model,

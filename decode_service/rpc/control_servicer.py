@@ -1,15 +1,13 @@
 """ControlService of a decode worker."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import metadata
 
 import grpc.aio
 
 from decode_service.engine.status import WorkerLoad
 from protos.tandem.v1 import control_pb2, control_pb2_grpc
-from shared.types.model_identity import ModelIdentity
-from shared.wire.identity import identity_to_pb
+from shared.types.worker_info import WorkerInfo
+from shared.wire.worker import worker_info_to_pb
 
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 """Full name, for health and reflection."""
@@ -18,32 +16,6 @@ CAPABILITIES = ("delta", "dense", "manifest_v1", "pruned_layouts", "per_head_pos
 """What a peer may rely on."""
 
 _Context = grpc.aio.ServicerContext[object, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInfo:
-    """What does not change while the process lives."""
-
-    worker_id: str
-    """Name of the worker."""
-    incarnation: str
-    """Fresh for every process."""
-    model: ModelIdentity
-    """Model it serves."""
-    max_model_len: int
-    """Longest context in tokens."""
-    version: str
-    """Package version."""
-    device: str
-    """Device, for example cpu."""
-    attention_backend: str
-    """Backend in use."""
-    transports: tuple[str, ...]
-    """Accepted transports, best first."""
-    profile: str
-    """Model profile in use, and whether it is calibrated."""
-    rejected_backends: tuple[str, ...] = ()
-    """`name: reason` of every backend that is not used."""
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
@@ -70,21 +42,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, _request: control_pb2.GetInfoRequest, _context: _Context
     ) -> control_pb2.GetInfoResponse:
         """Who the worker is."""
-        info = self._info
-        return control_pb2.GetInfoResponse(
-            worker_id=info.worker_id,
-            incarnation=info.incarnation,
-            role=control_pb2.ROLE_DECODE,
-            model=identity_to_pb(info.model),
-            max_model_len=info.max_model_len,
-            version=info.version,
-            capabilities=CAPABILITIES,
-            device=info.device,
-            attention_backend=info.attention_backend,
-            rejected_backends=info.rejected_backends,
-            transports=info.transports,
-            profile=info.profile,
-        )
+        return worker_info_to_pb(self._info)
 
     async def GetLoad(
         self, _request: control_pb2.GetLoadRequest, _context: _Context
@@ -112,11 +70,3 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._drain(request.timeout_ms / 1000 if request.timeout_ms else None)
         load = self._load()
         return control_pb2.DrainResponse(running_requests=load.running + load.waiting)
-
-
-def package_version() -> str:
-    """The installed version, or `source` when it runs from a checkout."""
-    try:
-        return metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        return "source"

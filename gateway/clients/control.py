@@ -2,17 +2,15 @@
 
 import asyncio
 
-import grpc.aio
-
 from gateway.clients.channels import Channels
-from gateway.clients.failures import worker_error
+from gateway.clients.failures import worker_errors
 from protos.tandem.v1 import control_pb2, control_pb2_grpc
 from shared.discovery.card import WorkerCard
 from shared.errors import ConfigError
 from shared.wire.identity import identity_from_pb
+from shared.wire.worker import worker_role
 
 _TIMEOUT_S = 2.0
-_ROLES = {control_pb2.ROLE_PREFILL: "prefill", control_pb2.ROLE_DECODE: "decode"}
 
 
 class ControlClient:
@@ -28,20 +26,19 @@ class ControlClient:
             TandemError: nobody answers there, or it is not a worker.
         """
         stub = control_pb2_grpc.ControlServiceStub(self._channels.get(address))
-        try:
+        with worker_errors():
             info, load = await asyncio.gather(
                 stub.GetInfo(control_pb2.GetInfoRequest(), timeout=_TIMEOUT_S),
                 stub.GetLoad(control_pb2.GetLoadRequest(), timeout=_TIMEOUT_S),
             )
-        except grpc.aio.AioRpcError as error:
-            raise worker_error(error) from error
-        if info.role not in _ROLES:
+        role = worker_role(info)
+        if role is None:
             raise ConfigError(
                 f"{address} is not a prefill or decode worker: correct the list of addresses"
             )
         return WorkerCard(
             worker_id=info.worker_id,
-            role=_ROLES[info.role],
+            role=role,
             address=address,
             incarnation=info.incarnation,
             model=identity_from_pb(info.model),

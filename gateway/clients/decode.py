@@ -1,8 +1,7 @@
 """Calls to decode workers."""
 
 from collections.abc import AsyncGenerator
-
-import grpc.aio
+from contextlib import aclosing
 
 from gateway.clients.channels import Channels
 from gateway.clients.events import (
@@ -12,7 +11,7 @@ from gateway.clients.events import (
     DecodeFinished,
     Tokens,
 )
-from gateway.clients.failures import worker_error
+from gateway.clients.failures import events_of, worker_errors
 from gateway.clients.prefill import CONTROL_TIMEOUT_S
 from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
 from shared.errors import HandoffError, UnavailableError
@@ -41,31 +40,22 @@ class DecodeClient:
         stream = self._stub(address).Decode(
             _request(call, timeout_s), timeout=timeout_s, wait_for_ready=False
         )
-        try:
-            async for message in stream:
-                event = _event(message)
-                if event is not None:
-                    yield event
-        except grpc.aio.AioRpcError as error:
-            raise worker_error(error) from error
-        finally:
-            stream.cancel()
+        events: AsyncGenerator[DecodeEvent, None] = events_of(stream, _event)
+        async with aclosing(events):
+            async for event in events:
+                yield event
 
     async def cancel(self, address: str, handoff: HandoffKey) -> None:
         """Ends a generation within one step."""
         request = decode_pb2.DecodeServiceCancelRequest(handoff=handoff_to_pb(handoff))
-        try:
+        with worker_errors():
             await self._stub(address).Cancel(request, timeout=CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise worker_error(error) from error
 
     async def abort(self, address: str, handoff: HandoffKey, *, reason: str) -> None:
         """Ends a handoff before its commit."""
         request = decode_pb2.AbortRequest(handoff=handoff_to_pb(handoff), reason=reason)
-        try:
+        with worker_errors():
             await self._stub(address).Abort(request, timeout=CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise worker_error(error) from error
 
     def _stub(self, address: str) -> "decode_pb2_grpc.DecodeServiceAsyncStub":
         return decode_pb2_grpc.DecodeServiceStub(self._channels.get(address))

@@ -1,8 +1,7 @@
 """Calls to prefill workers."""
 
 from collections.abc import AsyncGenerator, Sequence
-
-import grpc.aio
+from contextlib import aclosing
 
 from gateway.clients.channels import Channels
 from gateway.clients.events import (
@@ -13,7 +12,7 @@ from gateway.clients.events import (
     Sealed,
     Target,
 )
-from gateway.clients.failures import worker_error
+from gateway.clients.failures import events_of, worker_errors
 from protos.tandem.v1 import prefill_pb2, prefill_pb2_grpc
 from shared.errors import InternalError
 from shared.types.handoff import HandoffKey
@@ -42,15 +41,10 @@ class PrefillClient:
         stream = self._stub(address).Prefill(
             _request(call, timeout_s), timeout=timeout_s, wait_for_ready=False
         )
-        try:
-            async for message in stream:
-                event = _event(message)
-                if event is not None:
-                    yield event
-        except grpc.aio.AioRpcError as error:
-            raise worker_error(error) from error
-        finally:
-            stream.cancel()
+        events: AsyncGenerator[PrefillEvent, None] = events_of(stream, _event)
+        async with aclosing(events):
+            async for event in events:
+                yield event
 
     async def resend(
         self,
@@ -69,36 +63,28 @@ class PrefillClient:
         request = prefill_pb2.ResendRequest(
             handoff=handoff_to_pb(handoff), new_attempt=new_attempt, targets=_targets(targets)
         )
-        try:
+        with worker_errors():
             response = await self._stub(address).Resend(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise worker_error(error) from error
         return _sealed(response.sealed)
 
     async def renew(self, address: str, handoff: HandoffKey) -> float:
         """Prolongs the hold; returns the remaining seconds, 0 when nothing is held."""
         request = prefill_pb2.RenewRequest(handoffs=[handoff_to_pb(handoff)])
-        try:
+        with worker_errors():
             response = await self._stub(address).Renew(request, timeout=CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise worker_error(error) from error
         return 0.0 if response.unknown else response.lease_ms / 1000
 
     async def release(self, address: str, handoff: HandoffKey) -> None:
         """Drops sealed KV."""
         request = prefill_pb2.ReleaseRequest(handoff=handoff_to_pb(handoff))
-        try:
+        with worker_errors():
             await self._stub(address).Release(request, timeout=CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise worker_error(error) from error
 
     async def cancel(self, address: str, handoff: HandoffKey) -> None:
         """Stops a prompt in any phase."""
         request = prefill_pb2.PrefillServiceCancelRequest(handoff=handoff_to_pb(handoff))
-        try:
+        with worker_errors():
             await self._stub(address).Cancel(request, timeout=CONTROL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise worker_error(error) from error
 
     def _stub(self, address: str) -> "prefill_pb2_grpc.PrefillServiceAsyncStub":
         return prefill_pb2_grpc.PrefillServiceStub(self._channels.get(address))

@@ -1,7 +1,6 @@
 """Health, metrics and version on the public port."""
 
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -9,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.routes.json_response import json_response
+from shared.config.version import package_version
 from shared.telemetry.admin import Readiness, liveness_response, metrics_response
 
 _UNAVAILABLE = 503
@@ -61,11 +61,3 @@ class OperationRoutes:
     async def version(self, _request: Request) -> Response:
         """Package version."""
         return json_response({"version": package_version(), "api": "tandem.v1"})
-
-
-def package_version() -> str:
-    """Version of the installed package; `source` when it runs from a checkout."""
-    try:
-        return metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        return "source"

@@ -3,16 +3,14 @@
 from __future__ import annotations  # grpc's generic types exist for the type checker only
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import grpc.aio
 
 from prefill_service.engine.engine import PrefillEngine
 from protos.tandem.v1 import control_pb2, control_pb2_grpc
-from shared.types.model_identity import ModelIdentity
-from shared.wire.identity import identity_to_pb
+from shared.types.worker_info import WorkerInfo
+from shared.wire.worker import worker_info_to_pb
 
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 """Full name, for health and reflection."""
@@ -23,42 +21,8 @@ CAPABILITIES = ("claa", "resend", "forced_first_token")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def package_version() -> str:
-    """Version of this package, or `source` when it is not installed."""
-    try:
-        return metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        return "source"
-
-
 StartDrain = Callable[[float | None], None]
 """Begins a drain with a cap in seconds, or with the worker's own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInfo:
-    """What a worker says of itself."""
-
-    worker_id: str
-    """Its name."""
-    incarnation: str
-    """Fresh for every process."""
-    model: ModelIdentity
-    """Its model."""
-    max_model_len: int
-    """Longest context in tokens."""
-    version: str
-    """Package version."""
-    device: str
-    """Device it computes on."""
-    attention_backend: str
-    """Attention backend in use."""
-    rejected_backends: tuple[str, ...]
-    """`name: reason` of those that are not."""
-    transports: tuple[str, ...]
-    """Transports, best first."""
-    profile: str
-    """Model profile in use, and whether it is calibrated."""
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
@@ -79,21 +43,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, _request: control_pb2.GetInfoRequest, _context: Context
     ) -> control_pb2.GetInfoResponse:
         """Who the worker is."""
-        info = self._info
-        return control_pb2.GetInfoResponse(
-            worker_id=info.worker_id,
-            incarnation=info.incarnation,
-            role=control_pb2.ROLE_PREFILL,
-            model=identity_to_pb(info.model),
-            max_model_len=info.max_model_len,
-            version=info.version,
-            capabilities=CAPABILITIES,
-            device=info.device,
-            attention_backend=info.attention_backend,
-            rejected_backends=info.rejected_backends,
-            transports=info.transports,
-            profile=info.profile,
-        )
+        return worker_info_to_pb(self._info)
 
     async def GetLoad(
         self, _request: control_pb2.GetLoadRequest, _context: Context

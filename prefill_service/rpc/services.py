@@ -4,10 +4,11 @@ import grpc.aio
 
 from prefill_service.engine.engine import PrefillEngine
 from prefill_service.rpc import control, servicer
-from prefill_service.rpc.control import ControlServicer, StartDrain, WorkerInfo
+from prefill_service.rpc.control import ControlServicer, StartDrain
 from prefill_service.rpc.requests import ModelLimits
 from prefill_service.rpc.servicer import PrefillServicer
 from protos.tandem.v1 import control_pb2_grpc, prefill_pb2_grpc
+from shared.types.worker_info import WorkerInfo
 
 SERVICE_NAMES = (servicer.SERVICE_NAME, control.SERVICE_NAME)
 """Full names, for health and reflection."""

@@ -1,6 +1,6 @@
 """The one place of channel and server options, so that both ends always agree."""
 
-from importlib import metadata
+from shared.config.version import package_version
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 """Largest message either end sends or accepts."""
@@ -18,7 +18,7 @@ def client_options(*, own_connection: bool = False) -> ChannelOptions:
     """
     return [
         *_common(),
-        ("grpc.primary_user_agent", f"tandem/{_version()}"),
+        ("grpc.primary_user_agent", f"tandem/{package_version()}"),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         # Despite its name, what one attempt to connect may take: a busy machine needs its time.
@@ -52,10 +52,3 @@ def _common() -> ChannelOptions:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        return "source"

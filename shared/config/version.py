@@ -1,0 +1,14 @@
+"""Which version of Tandem runs; reads installed metadata, imports nothing of it."""
+
+from importlib import metadata
+
+PACKAGE = "tandem-llm"
+"""Distribution name."""
+
+
+def package_version() -> str:
+    """Version of the installed package; `source` when it runs from a folder without one."""
+    try:
+        return metadata.version(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return "source"
