@@ -115,17 +115,52 @@ class PruningParams:
         return min(prompt_tokens, wanted)
 
 
+class PageLayout(Enum):
+    """How a choice made in one slot layout serves the layers of another (delta.md 4.3)."""
+
+    BOARD = "board"
+    """Scores are carried over by position."""
+    SEGMENT = "segment"
+    """They are not: a layer whose layout differs from the one before it chooses anew."""
+
+
+class PageHeads(Enum):
+    """For whom a Δ-layer's choice is made."""
+
+    SHARED = "shared"
+    """One choice for all heads."""
+    KV_HEAD = "kv_head"
+    """One choice a KV head."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparsityParams:
-    """DELTA's parameters."""
+    """Which page policy chooses what decode layers read, and its parameters."""
 
     full_layers: tuple[int, ...]
     """F, ascending. A layer of F whose successor is not in F is a Δ-layer; the model's last layer
     never plans."""
     page_budget: int = 16
-    """K pages a row and layer, recency included."""
+    """K pages a row and layer, recency included; policies that choose slots read 16 K of them."""
     recency_pages: int = 4
     """L last pages, always read."""
+    policy: str = "delta"
+    """Name of the page policy."""
+    layout: PageLayout = PageLayout.BOARD
+    """How `delta` serves layers that hold other tokens than its Δ-layer."""
+    heads: PageHeads = PageHeads.SHARED
+    """Whether `delta` chooses once, or once a KV head."""
+    refresh_every: int = 1
+    """Steps between two choices of `delta`; in between the recent pages alone move on."""
+    mass: float | None = None
+    """Share of the score's mass, in (0, 1], that `delta`'s pages hold: K is then the most they may
+    be. None: always K."""
+    correction_layer: int | None = None
+    """Second choosing layer of `tidal` and `less_is_more`; None: at 13/32 of the depth."""
+    recent_share: float = 0.25
+    """Share of the budget that `less_is_more` and `h2o` keep for the last slots."""
+    seed: int = 0
+    """What `random` draws from."""
 
     def __post_init__(self) -> None:
         if not self.full_layers or sorted(set(self.full_layers)) != list(self.full_layers):
@@ -143,3 +178,17 @@ class SparsityParams:
                 f"= {self.recency_pages + 2}: "
                 "page 0, the recent pages and one chosen page must fit"
             )
+        checks = (
+            (self.policy != "", "policy must name a page policy"),
+            (self.refresh_every >= 1, "refresh_every must be at least 1"),
+            (self.mass is None or 0.0 < self.mass <= 1.0, "mass must be in (0, 1]"),
+            (
+                self.correction_layer is None or self.correction_layer >= 3,
+                "correction_layer must be at least 3: layer 2 makes the first choice",
+            ),
+            (0.0 < self.recent_share < 1.0, "recent_share must be in (0, 1)"),
+            (self.seed >= 0, "seed must not be negative"),
+        )
+        for ok, text in checks:
+            if not ok:
+                raise ConfigError(f"page selection: {text}")
