@@ -39,7 +39,7 @@ class Evidence(Enum):
 
     NONE = "none"
     """Nothing."""
-    TOKEN_SCORES = "token_scores"
+    SCORES = "scores"
     """Each slot's largest probability among a KV head's query heads, float32 [G, T]."""
     PROBS = "probs"
     """Every query head's probabilities, float32 [H, T]; heads h*H/G.. belong to KV head h."""
@@ -88,7 +88,7 @@ class RowFacts:
 
 
 class LayerKv(Protocol):
-    """The keys of one row in one layer, the fed token's included; tensors live until the next call."""
+    """Keys of one row in one layer, the fed token included; tensors live until the next call."""
 
     @property
     def length(self) -> int:

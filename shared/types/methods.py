@@ -115,6 +115,10 @@ class PruningParams:
         return min(prompt_tokens, wanted)
 
 
+FIRST_CHOOSING_LAYER = 2
+"""Layer at which `tidal` and `less_is_more` choose first; the layers before it read everything."""
+
+
 class PageLayout(Enum):
     """How a choice made in one slot layout serves the layers of another (delta.md 4.3)."""
 
@@ -183,8 +187,8 @@ class SparsityParams:
             (self.refresh_every >= 1, "refresh_every must be at least 1"),
             (self.mass is None or 0.0 < self.mass <= 1.0, "mass must be in (0, 1]"),
             (
-                self.correction_layer is None or self.correction_layer >= 3,
-                "correction_layer must be at least 3: layer 2 makes the first choice",
+                self.correction_layer is None or self.correction_layer > FIRST_CHOOSING_LAYER,
+                "correction_layer must be at least 3: layer 2 chooses first",
             ),
             (0.0 < self.recent_share < 1.0, "recent_share must be in (0, 1)"),
             (self.seed >= 0, "seed must not be negative"),
