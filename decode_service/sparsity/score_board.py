@@ -1,59 +1,89 @@
 """The positional score board: carries a selection made in one layout into another.
 
-Scores live by POSITION, so a Δ-layer that holds one set of tokens can rank the pages of a layer
+Scores live by POSITION, so a Δ-layer that holds one set of tokens can rank the slots of a layer
 that holds another. One board serves one row for one step.
 
-Shapes: G KV heads, R rows of a position map (1 or G), T slots, X positions, P pages.
+Shapes: G KV heads, R rows of the board (1: all heads together; G; or H query heads), S rows of
+slot scores, N prompt slots, T slots, X positions.
 """
 
 import torch
 
 from decode_service.sparsity.layouts import KvLayout
-from decode_service.sparsity.page_scores import page_sums
 
 
 class ScoreBoard:
     """Token scores by position; every position scores 0 until a Δ-layer that holds it writes.
 
     Args:
+        rows: R; a board row stands for consecutive heads.
         prompt_tokens: original prompt length L.
         num_positions: positions in use at this step, the fed token's included.
         device: where the scores live.
     """
 
-    def __init__(self, *, prompt_tokens: int, num_positions: int, device: torch.device) -> None:
+    def __init__(
+        self, *, rows: int = 1, prompt_tokens: int, num_positions: int, device: torch.device
+    ) -> None:
         self._prompt_tokens = prompt_tokens
-        self.scores_X = torch.zeros(num_positions, dtype=torch.float32, device=device)
+        self.scores_RX = torch.zeros(rows, num_positions, dtype=torch.float32, device=device)
 
-    def write(self, layout: KvLayout, scores_GT: torch.Tensor) -> None:
+    def write(self, layout: KvLayout, scores_ST: torch.Tensor) -> None:
         """Overwrites the positions that a Δ-layer of `layout` holds, and leaves the others.
 
-        Where KV heads hold different positions, a position takes the largest score among the heads
+        Of the heads that a board row stands for, a position takes the largest score among those
         that hold it.
-        """
-        positions_RN = layout.positions_RN
-        if positions_RN is None:
-            self.scores_X.copy_(scores_GT.amax(dim=0))
-            return
-        generated_T = scores_GT[:, layout.slots :].amax(dim=0)
-        self.scores_X[self._prompt_tokens :] = generated_T
-        prompt_GN = scores_GT[:, : layout.slots]
-        if positions_RN.shape[0] == 1:
-            self.scores_X[positions_RN[0]] = prompt_GN.amax(dim=0)
-            return
-        flat = positions_RN.flatten()
-        self.scores_X[flat] = 0.0
-        self.scores_X.scatter_reduce_(0, flat, prompt_GN.flatten(), reduce="amax")
 
-    def page_scores(self, layout: KvLayout) -> torch.Tensor:
-        """Scores of the pages of a layer of `layout`, [P].
-
-        The sum over a page's slots; where KV heads hold different positions, the largest sum among
-        them.
+        Args:
+            layout: of the Δ-layer.
+            scores_ST: scores of the slots by KV head or by query head; S is a multiple of R and,
+                where KV heads hold different positions, of G.
         """
-        positions_RN = layout.positions_RN
+        rows, positions_RN = self.scores_RX.shape[0], layout.positions_RN
         if positions_RN is None:
-            return page_sums(self.scores_X)
-        prompt_RN = self.scores_X[positions_RN]
-        generated_RT = self.scores_X[self._prompt_tokens :].expand(prompt_RN.shape[0], -1)
-        return page_sums(torch.cat((prompt_RN, generated_RT), dim=1)).amax(dim=0)
+            self.scores_RX.copy_(_largest(scores_ST, rows))
+            return
+        self.scores_RX[:, self._prompt_tokens :] = _largest(scores_ST[:, layout.slots :], rows)
+        prompt_SN = scores_ST[:, : layout.slots]
+        heads = positions_RN.shape[0]
+        if heads == 1:
+            self.scores_RX.index_copy_(1, positions_RN[0], _largest(prompt_SN, rows))
+        elif rows > 1:
+            wide_RN = _widened(positions_RN, rows)
+            self.scores_RX.scatter_(1, wide_RN, _largest(prompt_SN, rows))
+        else:
+            flat, board_X = positions_RN.flatten(), self.scores_RX[0]
+            board_X[flat] = 0.0
+            largest = _largest(prompt_SN, heads).flatten()
+            board_X.scatter_reduce_(0, flat, largest, reduce="amax")
+
+    def slot_scores(self, layout: KvLayout) -> torch.Tensor:
+        """Scores of the slots of a layer of `layout`, [S, T]; read only.
+
+        S is R, or G where one board row meets KV heads that hold different positions.
+        """
+        rows, positions_RN = self.scores_RX.shape[0], layout.positions_RN
+        if positions_RN is None:
+            return self.scores_RX
+        generated_RT = self.scores_RX[:, self._prompt_tokens :]
+        heads = positions_RN.shape[0]
+        if heads == 1:
+            prompt_SN = self.scores_RX[:, positions_RN[0]]
+        elif rows > 1:
+            prompt_SN = self.scores_RX.gather(1, _widened(positions_RN, rows))
+        else:
+            prompt_SN = self.scores_RX[0][positions_RN]
+            generated_RT = generated_RT.expand(heads, -1)
+        return torch.cat((prompt_SN, generated_RT), dim=1)
+
+
+def _largest(scores_ST: torch.Tensor, rows: int) -> torch.Tensor:
+    """The largest score among the consecutive rows that one of `rows` stands for, [rows, T]."""
+    if scores_ST.shape[0] == rows:
+        return scores_ST
+    return scores_ST.unflatten(0, (rows, -1)).amax(dim=1)
+
+
+def _widened(positions_GN: torch.Tensor, rows: int) -> torch.Tensor:
+    """The positions of every one of `rows` heads, [rows, N]."""
+    return positions_GN.repeat_interleave(rows // positions_GN.shape[0], dim=0)
