@@ -1,57 +1,22 @@
-"""Results of an evaluation on disk: one JSON line a fact, written as soon as it is known.
+"""Results of an evaluation of rankings: the facts that it knows, and its results file."""
 
-A run that was killed goes on where it stopped: what is in the file is not measured again. Every
-line but a run's own names its run, so that each figure can say command, hardware and commit.
-"""
-
-import dataclasses
-import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from shared.errors import ConfigError
+from loadtest.facts import FILE_NAME, FactStore, Key, Run, facts_of
 
-FILE_NAME = "results.jsonl"
-
-Key = tuple[str | int | float | None, ...]
-"""What makes a fact unique."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One start of the program: how to make its figures again."""
-
-    kind: ClassVar[str] = "run"
-    run: int
-    """Number in this folder, from 0."""
-    command: str
-    """Command line."""
-    commit: str
-    """Commit of the code; empty if unknown."""
-    started: str
-    """UTC time in ISO form."""
-    hardware: str
-    """Processor or GPU, in a sentence."""
-    software: str
-    """Versions of Python, PyTorch and transformers."""
-    model: str
-    """Name of the model."""
-    model_hash: str
-    """Hash of its weights."""
-    dtype: str
-    """Type of its weights and KV."""
-    profile: str
-    """Name of the profile that gave the defaults."""
-    pruning: Mapping[str, Any] = field(default_factory=dict)
-    """The profile's pruning parameters, which every arm starts from."""
-
-    @property
-    def key(self) -> Key:
-        """Its number."""
-        return (self.kind, self.run)
+__all__ = [
+    "FILE_NAME",
+    "CorrelationCurve",
+    "Fact",
+    "Key",
+    "ResultStore",
+    "Run",
+    "Timing",
+    "Trial",
+    "read_facts",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,65 +120,19 @@ class Timing:
 
 
 Fact = Run | Trial | CorrelationCurve | Timing
-_KINDS: dict[str, type[Fact]] = {cls.kind: cls for cls in (Run, Trial, CorrelationCurve, Timing)}
+_KINDS = (Trial, CorrelationCurve, Timing)
 
 
-class ResultStore:
-    """The results file of one folder.
-
-    Args:
-        folder: created if it is not there.
-        resume: go on with results that are there already.
-
-    Raises:
-        ConfigError: results are there and `resume` is not set, or a line cannot be read.
-    """
+class ResultStore(FactStore):
+    """The results file of one folder; see `FactStore`."""
 
     def __init__(self, folder: Path, *, resume: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / FILE_NAME
-        if not resume and self.path.exists() and self.path.stat().st_size:
-            raise ConfigError(
-                f"{self.path} holds results already: give --resume to go on with them, or another "
-                "--out"
-            )
-        _cut_torn_line(self.path)
-        self._facts = {fact.key: fact for fact in read_facts(folder)}
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._facts
+        super().__init__(folder, kinds=_KINDS, resume=resume)
 
     def trial(self, key: Key) -> Trial | None:
         """The trial of that key, if it was measured."""
-        fact = self._facts.get(key)
+        fact = self.get(key)
         return fact if isinstance(fact, Trial) else None
-
-    def append(self, facts: Iterable[Fact]) -> None:
-        """Writes facts through to the disk."""
-        with self.path.open("a", encoding="utf-8") as file:
-            for fact in facts:
-                file.write(json.dumps({"kind": fact.kind, **dataclasses.asdict(fact)}) + "\n")
-                self._facts[fact.key] = fact
-            file.flush()
-            os.fsync(file.fileno())
-
-    def open_run(self, run: Run) -> Run:
-        """Writes a run's own line, numbered after those that are there.
-
-        Raises:
-            ConfigError: earlier runs of this folder were of another model, type or profile.
-        """
-        earlier = [fact for fact in self._facts.values() if isinstance(fact, Run)]
-        for name in ("model_hash", "dtype", "pruning"):
-            for other in earlier:
-                if getattr(other, name) != getattr(run, name):
-                    raise ConfigError(
-                        f"{self.path} was begun with another {name} ({getattr(other, name)!r}, now "
-                        f"{getattr(run, name)!r}): such results do not mix; choose another --out"
-                    )
-        numbered = dataclasses.replace(run, run=len(earlier))
-        self.append([numbered])
-        return numbered
 
 
 def read_facts(folder: Path) -> list[Fact]:
@@ -222,33 +141,4 @@ def read_facts(folder: Path) -> list[Fact]:
     Raises:
         ConfigError: a line cannot be read.
     """
-    path = folder / FILE_NAME
-    facts: dict[Key, Fact] = {}
-    for number, line in enumerate(_lines(path), start=1):
-        try:
-            values = json.loads(line)
-            fact = _KINDS[values.pop("kind")](**values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"{path} line {number} is no result ({error}): the file was changed or comes from "
-                "another version; choose another folder"
-            ) from error
-        facts.setdefault(fact.key, fact)
-    return list(facts.values())
-
-
-def _lines(path: Path) -> Iterator[str]:
-    if path.exists():
-        with path.open(encoding="utf-8") as file:
-            yield from file
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Removes what a killed run left of its last line."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
+    return [fact for fact in facts_of(folder, kinds=_KINDS) if isinstance(fact, Fact)]

@@ -1,0 +1,1 @@
+"""What page selection costs in answers: every page policy against dense decode on the same KV."""
