@@ -1,0 +1,67 @@
+"""Oracle: every sparse layer ranks its pages by its own true attention.
+
+Not a method: it reads every key to save reading keys. It is the bound on page selection with one
+table for all heads: the score and the forced pages are DELTA's, and nothing is stale or carried
+over, so what it loses against dense is lost to pages, to the shared table and to the budget, and
+what DELTA loses beyond it is lost to reuse.
+
+Shapes: H query heads, G KV heads, R query heads of one KV head, T slots, D head size, P pages.
+"""
+
+import torch
+
+from decode_service.sparsity.base import RowFacts
+from decode_service.sparsity.page_scores import page_sums, token_scores, top_pages
+from decode_service.sparsity.stateless import Reading, StatelessRow, full_or_sparse
+from shared.types.methods import SparsityParams
+
+
+class OracleTopkPolicy:
+    """Page 0, the last L pages and the truly best of the others, K in all.
+
+    Args:
+        params: F, page budget K, recency pages L.
+        num_layers: decoder layers of the model.
+
+    Raises:
+        ConfigError: F names a layer that the model does not have.
+    """
+
+    name = "oracle_topk"
+
+    def __init__(self, params: SparsityParams, *, num_layers: int) -> None:
+        self._params = params
+        self._roles = full_or_sparse(params.full_layers, num_layers=num_layers)
+
+    @classmethod
+    def build(cls, params: SparsityParams | None, *, num_layers: int) -> "OracleTopkPolicy":
+        """Makes the policy from a request's effective parameters, which must be given.
+
+        Raises:
+            ConfigError: F names a layer that the model does not have.
+        """
+        assert params is not None, "the oracle needs parameters"
+        return cls(params, num_layers=num_layers)
+
+    def begin(self, facts: RowFacts, *, force: bool = False) -> StatelessRow:
+        """Takes up a row; it keeps nothing of it."""
+        del facts
+        return StatelessRow(
+            roles=self._roles, budget=self._params.page_budget, choose=self._pages, force=force
+        )
+
+    def _pages(self, reading: Reading) -> torch.Tensor:
+        """The best pages by `true_page_scores`, [min(P, K)]."""
+        scores_P = true_page_scores(reading.q_HD, reading.kv.keys())
+        return top_pages(
+            scores_P, budget=self._params.page_budget, recency=self._params.recency_pages
+        )
+
+
+def true_page_scores(q_HD: torch.Tensor, k_TGD: torch.Tensor) -> torch.Tensor:
+    """Sum over each page of the largest probability among all heads, float32 [P]."""
+    num_kv_heads, head_dim = k_TGD.shape[1:]
+    q_GRD = (q_HD.float() * head_dim**-0.5).view(num_kv_heads, -1, head_dim)
+    logits_GRT = torch.bmm(q_GRD, k_TGD.float().permute(1, 2, 0))
+    scores_GT = token_scores(torch.softmax(logits_GRT, dim=-1))
+    return page_sums(scores_GT.amax(dim=0))
