@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.types.options import RequestOptions
+from shared.types.page_summary import PageSummary
 from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
 
 
@@ -88,6 +89,13 @@ class RequestReport:
     """KV slots that full attention over the whole prompt would have read."""
     route: str = ""
     """Which workers, chosen how, and whether the prompt was pruned."""
+    pages: PageSummary | None = None
+    """What chose the pages that were read; None until decode has ended."""
+
+    @property
+    def attended_ratio(self) -> float:
+        """Attended over dense; 0 when nothing was decoded after the first token."""
+        return self.attended / self.dense if self.dense else 0.0
 
     def to_json(self) -> dict[str, object]:
         """The `tandem` object of a response; durations in milliseconds."""
@@ -101,5 +109,7 @@ class RequestReport:
             "transport": self.transport,
             "attended": self.attended,
             "dense": self.dense,
+            "attended_ratio": round(self.attended_ratio, 4),
+            "pages": None if self.pages is None else self.pages.to_json(),
             "route": self.route,
         }

@@ -100,6 +100,7 @@ class RunState:
         """The decode worker's last word."""
         self.report.attended = event.attended
         self.report.dense = event.dense
+        self.report.pages = event.pages
         self.report.phases_s.update(event.phases_s)
         return self.answer.finish(event.reason, match=event.stop_match)
 

@@ -23,10 +23,12 @@ from decode_service.engine.stop import StopTracker, StopVerdict
 from decode_service.engine.stream import Ending, TokenStream
 from shared.errors import DeadlineError, InvalidRequestError, TandemError
 from shared.tokenizer.tokenizer import Tokenizer
+from shared.types.effective import effective_sparsity
 from shared.types.handoff import HandoffKey, HandoffState
 from shared.types.kv_manifest import KvManifest
 from shared.types.methods import SparsityParams
 from shared.types.options import RequestOptions
+from shared.types.page_summary import PageSummary, summary_of
 from shared.types.sampling import SamplingParams, StopConditions
 
 _BEFORE_ADOPTION = BEFORE_COMMIT | {HandoffState.COMMITTED}
@@ -81,9 +83,16 @@ class WorkerObserver(Protocol):
 
 
 class Generation:
-    """One running answer as its reader sees it."""
+    """One running answer as its reader sees it.
 
-    def __init__(self, row: Row, engine: DecodeEngine) -> None:
+    Args:
+        row: its row.
+        engine: steps the row.
+        pages: what chooses the pages that it reads.
+    """
+
+    def __init__(self, row: Row, engine: DecodeEngine, *, pages: PageSummary) -> None:
+        self.pages = pages
         self._row = row
         self._engine = engine
 
@@ -245,7 +254,8 @@ class DecodeWorker:
         )
 
     def _start(self, row: Row, granted: Reservation, call: DecodeCall) -> Generation:
-        generation = Generation(row, self.engine)
+        effective = effective_sparsity(self._settings.sparsity, call.options)
+        generation = Generation(row, self.engine, pages=summary_of(effective))
         self._generations[call.handoff] = generation
         verdict = row.tracker.observe(call.first_token)
         if verdict is not None:

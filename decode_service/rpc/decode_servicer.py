@@ -10,10 +10,12 @@ from decode_service.engine.worker import DecodeCall, DecodeWorker
 from protos.tandem.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 from shared.errors import TandemError
 from shared.telemetry.logs import log_context
+from shared.types.page_summary import PageSummary
 from shared.wire.errors import error_to_pb
 from shared.wire.identity import handoff_from_pb, identity_from_pb
 from shared.wire.manifest import manifest_from_pb
 from shared.wire.options import options_from_pb
+from shared.wire.pages import pages_to_pb
 from shared.wire.sampling import finish_to_pb, sampling_from_pb, stop_from_pb, token_to_pb
 
 SERVICE_NAME = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
@@ -106,7 +108,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 if tokens:
                     batch = decode_pb2.TokenBatch(tokens=[token_to_pb(t) for t in tokens])
                     yield decode_pb2.DecodeResponse(tokens=batch)
-            yield decode_pb2.DecodeResponse(finished=_ending_to_pb(ending))
+            yield decode_pb2.DecodeResponse(finished=_ending_to_pb(ending, generation.pages))
         finally:
             generation.cancel()
 
@@ -151,7 +153,7 @@ def _call_from_pb(request: decode_pb2.DecodeRequest) -> DecodeCall:
     )
 
 
-def _ending_to_pb(ending: Ending) -> decode_pb2.DecodeFinished:
+def _ending_to_pb(ending: Ending, pages: PageSummary) -> decode_pb2.DecodeFinished:
     return decode_pb2.DecodeFinished(
         reason=finish_to_pb(ending.reason),
         stop_match=ending.stop_match,
@@ -163,4 +165,5 @@ def _ending_to_pb(ending: Ending) -> decode_pb2.DecodeFinished:
             for phase, seconds in ending.phases
         ],
         error=None if ending.error is None else error_to_pb(ending.error),
+        pages=pages_to_pb(pages),
     )

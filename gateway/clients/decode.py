@@ -20,6 +20,7 @@ from shared.types.sampling import FinishReason
 from shared.wire.errors import error_from_pb
 from shared.wire.identity import handoff_to_pb
 from shared.wire.options import options_to_pb
+from shared.wire.pages import pages_from_pb
 from shared.wire.sampling import finish_from_pb, sampling_to_pb, stop_to_pb, token_from_pb
 
 
@@ -103,4 +104,5 @@ def _finished(message: decode_pb2.DecodeFinished) -> DecodeFinished:
         attended=message.attended,
         dense=message.dense,
         phases_s={phase.phase: phase.seconds for phase in message.phases},
+        pages=pages_from_pb(message.pages) if message.HasField("pages") else None,
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from shared.types.handoff import HandoffKey
 from shared.types.options import RequestOptions
+from shared.types.page_summary import PageSummary
 from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
 
 
@@ -126,6 +127,8 @@ class DecodeFinished:
     """KV slots full attention would have read."""
     phases_s: dict[str, float]
     """Durations, in seconds."""
+    pages: PageSummary | None = None
+    """What chose the pages; None from a worker that does not say."""
 
 
 DecodeEvent = DecodeAccepted | Tokens | DecodeFinished

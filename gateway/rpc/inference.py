@@ -21,6 +21,7 @@ from shared.rpc.status import grpc_code
 from shared.types.options import PromptPart
 from shared.types.sampling import SamplingParams, StopConditions
 from shared.wire.options import options_from_pb
+from shared.wire.pages import pages_to_pb
 from shared.wire.sampling import (
     finish_to_pb,
     sampling_from_pb,
@@ -216,5 +217,7 @@ def _finished(event: Finished) -> inference_pb2.GenerateFinished:
             attended=report.attended,
             dense=report.dense,
             route=report.route,
+            pages=None if report.pages is None else pages_to_pb(report.pages),
+            attended_ratio=report.attended_ratio,
         ),
     )

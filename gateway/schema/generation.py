@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from shared.types.methods import PageHeads, PageLayout
 from shared.types.options import PromptPart
+from shared.types.page_policies import PagePolicyName
 from shared.wire.sampling import MAX_BIAS, MAX_LOGPROBS, MAX_STOP_STRINGS
 
 MAX_SEED = 2**64 - 1
@@ -86,6 +88,12 @@ class TandemOptions(Body):
     min_keep: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     page_budget: Annotated[int, Field(ge=3, lt=2**31)] | None = None
     recency_pages: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    # Strict mode would want members of the enums, which JSON cannot hold.
+    page_policy: Annotated[PagePolicyName | None, Field(strict=False)] = None
+    page_layout: Annotated[PageLayout | None, Field(strict=False)] = None
+    page_heads: Annotated[PageHeads | None, Field(strict=False)] = None
+    page_refresh: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    page_mass: Annotated[float, Field(gt=0, le=1)] | None = None
     protect: Annotated[list[ProtectEntry] | None, BeforeValidator(_protect_entries)] = None
     window: Annotated[Literal["question"] | int | None, BeforeValidator(_window)] = None
     mass: Annotated[float, Field(gt=0, le=1)] | None = None

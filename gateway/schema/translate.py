@@ -76,8 +76,14 @@ def options_of(options: TandemOptions | None) -> RequestOptions:
         mass=options.mass,
         min_rate=options.min_rate,
         max_rate=options.max_rate,
+        page_policy=options.page_policy,
+        page_layout=options.page_layout,
+        page_heads=options.page_heads,
+        page_refresh=options.page_refresh,
+        page_mass=options.page_mass,
     )
     translated.check_pruning()
+    translated.check_pages()
     return translated
 
 

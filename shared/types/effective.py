@@ -4,27 +4,34 @@ from dataclasses import replace
 
 from shared.errors import ConfigError, InvalidRequestError
 from shared.types.methods import SparsityParams
-from shared.types.options import RequestOptions
+from shared.types.options import PAGE_FIELDS, RequestOptions
+from shared.types.page_policies import PagePolicyName
 
 
 def effective_sparsity(profile: SparsityParams, options: RequestOptions) -> SparsityParams | None:
-    """The DELTA parameters to use, or None for dense decoding.
+    """The parameters of page selection to use, or None for dense decoding.
 
     Raises:
         InvalidRequestError: the overrides contradict each other or the profile.
     """
     if not options.mode.sparsifies:
         return None
-    budget, recency = options.page_budget, options.recency_pages
+    policy = options.page_policy or PagePolicyName(profile.policy)
+    options.check_pages(policy)
+    changes = {
+        field: getattr(options, name)
+        for name, field in PAGE_FIELDS.items()
+        if getattr(options, name) is not None
+    }
+    budget = changes.get("page_budget", profile.page_budget)
+    if "recency_pages" not in policy.reads:
+        # The profile's L means nothing here and must not stand in the way of a small K.
+        changes["recency_pages"] = max(1, min(profile.recency_pages, budget - 2))
     try:
-        return replace(
-            profile,
-            page_budget=profile.page_budget if budget is None else budget,
-            recency_pages=profile.recency_pages if recency is None else recency,
-        )
+        return replace(profile, policy=policy.value, **changes)
     except ConfigError as error:
         raise InvalidRequestError(
             f"the request's page selection does not work: {error.message}; raise "
             "tandem.page_budget or lower tandem.recency_pages",
-            param="tandem.recency_pages" if recency == 0 else "tandem.page_budget",
+            param="tandem.recency_pages" if options.recency_pages == 0 else "tandem.page_budget",
         ) from error

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shared.errors import ConfigError
+from shared.types.page_policies import PagePolicyName, policy_names
 
 
 class Aggregation(Enum):
@@ -183,7 +184,10 @@ class SparsityParams:
                 "page 0, the recent pages and one chosen page must fit"
             )
         checks = (
-            (self.policy != "", "policy must name a page policy"),
+            (
+                self.policy in set(PagePolicyName),
+                f"policy {self.policy!r} is unknown; known: {policy_names()}",
+            ),
             (self.refresh_every >= 1, "refresh_every must be at least 1"),
             (self.mass is None or 0.0 < self.mass <= 1.0, "mass must be in (0, 1]"),
             (

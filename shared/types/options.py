@@ -5,9 +5,21 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shared.errors import InvalidRequestError
+from shared.types.methods import PageHeads, PageLayout
+from shared.types.page_policies import PagePolicyName
 
 MAX_PROTECTED_RANGES = 64
 """Ranges that one request may protect."""
+
+PAGE_FIELDS = {
+    "page_budget": "page_budget",
+    "recency_pages": "recency_pages",
+    "page_layout": "layout",
+    "page_heads": "heads",
+    "page_refresh": "refresh_every",
+    "page_mass": "mass",
+}
+"""Overrides of page selection, and the field of `SparsityParams` that each one sets."""
 
 MAX_OBSERVATION_WINDOW = 256
 """Longest observation window that a request may ask for, in tokens: scoring costs grow with it."""
@@ -65,10 +77,20 @@ class RequestOptions:
     more."""
     min_keep: int | None = None
     """Floor of the kept count, in tokens."""
+    page_policy: PagePolicyName | None = None
+    """What chooses the pages."""
     page_budget: int | None = None
-    """DELTA page budget K, recency included."""
+    """Page budget K, recency included."""
     recency_pages: int | None = None
-    """DELTA recency pages L."""
+    """Recency pages L."""
+    page_layout: PageLayout | None = None
+    """How a choice serves layers that hold other tokens."""
+    page_heads: PageHeads | None = None
+    """Whether there is one choice, or one a KV head."""
+    page_refresh: int | None = None
+    """Steps between two choices, at least 1."""
+    page_mass: float | None = None
+    """Share of the score's mass that the chosen pages hold, in (0, 1]; K is the most they are."""
     protect: tuple[TokenRange, ...] = ()
     """Prompt tokens that are kept whatever their scores; they count."""
     observation_window: int | None = None
@@ -95,6 +117,35 @@ class RequestOptions:
                 self.max_rate,
             )
         )
+
+    def check_pages(self, policy: PagePolicyName | None = None) -> None:
+        """Checks the overrides of page selection, as far as they can be without the profile.
+
+        Args:
+            policy: the policy that will run; None: the request's own, if it names one.
+
+        Raises:
+            InvalidRequestError: one is out of range, or the policy does not look at it; `param`
+                names it.
+        """
+        if self.page_refresh is not None and self.page_refresh < 1:
+            raise InvalidRequestError(
+                f"page_refresh {self.page_refresh} is out of range: it is the number of steps from "
+                "one choice of pages to the next; give 1 or more",
+                param="tandem.page_refresh",
+            )
+        _check_share(self.page_mass, name="page_mass")
+        policy = policy or self.page_policy
+        if policy is None:
+            return
+        for name, field in PAGE_FIELDS.items():
+            if getattr(self, name) is not None and field not in policy.reads:
+                others = ", ".join(other for other in PagePolicyName if field in other.reads)
+                raise InvalidRequestError(
+                    f"{name} was sent, but the page policy {policy.value} does not use it; leave "
+                    f"it out, or set page_policy to one that does: {others}",
+                    param=f"tandem.{name}",
+                )
 
     def check_pruning(self) -> None:
         """Checks the overrides of pruning, as far as they can be without the prompt.

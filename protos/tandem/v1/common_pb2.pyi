@@ -129,6 +129,11 @@ class RequestOptions(_message.Message):
     MASS_FIELD_NUMBER: _builtins.int
     MIN_RATE_FIELD_NUMBER: _builtins.int
     MAX_RATE_FIELD_NUMBER: _builtins.int
+    PAGE_POLICY_FIELD_NUMBER: _builtins.int
+    PAGE_LAYOUT_FIELD_NUMBER: _builtins.int
+    PAGE_HEADS_FIELD_NUMBER: _builtins.int
+    PAGE_REFRESH_FIELD_NUMBER: _builtins.int
+    PAGE_MASS_FIELD_NUMBER: _builtins.int
     mode: Global___Mode.ValueType
     """Which methods run."""
     keep_rate: _builtins.float
@@ -136,9 +141,9 @@ class RequestOptions(_message.Message):
     min_keep: _builtins.int
     """Floor of the kept count, in tokens."""
     page_budget: _builtins.int
-    """DELTA page budget K in pages, recency included."""
+    """Page budget K in pages, recency included."""
     recency_pages: _builtins.int
-    """DELTA recency pages L."""
+    """Recency pages L."""
     observation_window: _builtins.int
     """Observation window W, in tokens."""
     mass: _builtins.float
@@ -147,6 +152,18 @@ class RequestOptions(_message.Message):
     """Least keep rate that mass may come to."""
     max_rate: _builtins.float
     """Largest keep rate that mass may come to."""
+    page_policy: _builtins.str
+    """Page policy: dense, delta, quest, quest_shared, raas, tidal, less_is_more, h2o, streaming, recency, random or
+    oracle_topk.
+    """
+    page_layout: _builtins.str
+    """How a choice serves layers that hold other tokens: board or segment."""
+    page_heads: _builtins.str
+    """Whom a choice is for: shared or kv_head."""
+    page_refresh: _builtins.int
+    """Steps between two choices, at least 1."""
+    page_mass: _builtins.float
+    """Share of the score's mass that the chosen pages hold, in (0, 1]; page_budget is the most that they are."""
     @_builtins.property
     def protect(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenRange]:
         """Prompt tokens that are kept whatever their scores; they count."""
@@ -164,10 +181,15 @@ class RequestOptions(_message.Message):
         mass: _builtins.float | None = ...,
         min_rate: _builtins.float | None = ...,
         max_rate: _builtins.float | None = ...,
+        page_policy: _builtins.str | None = ...,
+        page_layout: _builtins.str | None = ...,
+        page_heads: _builtins.str | None = ...,
+        page_refresh: _builtins.int | None = ...,
+        page_mass: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "observation_window", b"observation_window", "page_budget", b"page_budget", "recency_pages", b"recency_pages"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_page_heads", b"_page_heads", "_page_layout", b"_page_layout", "_page_mass", b"_page_mass", "_page_policy", b"_page_policy", "_page_refresh", b"_page_refresh", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "observation_window", b"observation_window", "page_budget", b"page_budget", "page_heads", b"page_heads", "page_layout", b"page_layout", "page_mass", b"page_mass", "page_policy", b"page_policy", "page_refresh", b"page_refresh", "recency_pages", b"recency_pages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "mode", b"mode", "observation_window", b"observation_window", "page_budget", b"page_budget", "protect", b"protect", "recency_pages", b"recency_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_page_heads", b"_page_heads", "_page_layout", b"_page_layout", "_page_mass", b"_page_mass", "_page_policy", b"_page_policy", "_page_refresh", b"_page_refresh", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "mode", b"mode", "observation_window", b"observation_window", "page_budget", b"page_budget", "page_heads", b"page_heads", "page_layout", b"page_layout", "page_mass", b"page_mass", "page_policy", b"page_policy", "page_refresh", b"page_refresh", "protect", b"protect", "recency_pages", b"recency_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_rate: _TypeAlias = _typing.Literal["keep_rate"]  # noqa: Y015
     _WhichOneofArgType__keep_rate: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate"]  # noqa: Y015
@@ -183,6 +205,16 @@ class RequestOptions(_message.Message):
     _WhichOneofArgType__observation_window: _TypeAlias = _typing.Literal["_observation_window", b"_observation_window"]  # noqa: Y015
     _WhichOneofReturnType__page_budget: _TypeAlias = _typing.Literal["page_budget"]  # noqa: Y015
     _WhichOneofArgType__page_budget: _TypeAlias = _typing.Literal["_page_budget", b"_page_budget"]  # noqa: Y015
+    _WhichOneofReturnType__page_heads: _TypeAlias = _typing.Literal["page_heads"]  # noqa: Y015
+    _WhichOneofArgType__page_heads: _TypeAlias = _typing.Literal["_page_heads", b"_page_heads"]  # noqa: Y015
+    _WhichOneofReturnType__page_layout: _TypeAlias = _typing.Literal["page_layout"]  # noqa: Y015
+    _WhichOneofArgType__page_layout: _TypeAlias = _typing.Literal["_page_layout", b"_page_layout"]  # noqa: Y015
+    _WhichOneofReturnType__page_mass: _TypeAlias = _typing.Literal["page_mass"]  # noqa: Y015
+    _WhichOneofArgType__page_mass: _TypeAlias = _typing.Literal["_page_mass", b"_page_mass"]  # noqa: Y015
+    _WhichOneofReturnType__page_policy: _TypeAlias = _typing.Literal["page_policy"]  # noqa: Y015
+    _WhichOneofArgType__page_policy: _TypeAlias = _typing.Literal["_page_policy", b"_page_policy"]  # noqa: Y015
+    _WhichOneofReturnType__page_refresh: _TypeAlias = _typing.Literal["page_refresh"]  # noqa: Y015
+    _WhichOneofArgType__page_refresh: _TypeAlias = _typing.Literal["_page_refresh", b"_page_refresh"]  # noqa: Y015
     _WhichOneofReturnType__recency_pages: _TypeAlias = _typing.Literal["recency_pages"]  # noqa: Y015
     _WhichOneofArgType__recency_pages: _TypeAlias = _typing.Literal["_recency_pages", b"_recency_pages"]  # noqa: Y015
     @_typing.overload
@@ -199,6 +231,16 @@ class RequestOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__observation_window) -> _WhichOneofReturnType__observation_window | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__page_budget) -> _WhichOneofReturnType__page_budget | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_heads) -> _WhichOneofReturnType__page_heads | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_layout) -> _WhichOneofReturnType__page_layout | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_mass) -> _WhichOneofReturnType__page_mass | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_policy) -> _WhichOneofReturnType__page_policy | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_refresh) -> _WhichOneofReturnType__page_refresh | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__recency_pages) -> _WhichOneofReturnType__recency_pages | None: ...
 
@@ -576,6 +618,75 @@ class PruningSummary(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mass) -> _WhichOneofReturnType__mass | None: ...
 
 Global___PruningSummary: _TypeAlias = PruningSummary  # noqa: Y015
+
+@_typing.final
+class PageSummary(_message.Message):
+    """What chose the KV pages that an answer read; a parameter that the policy does not look at is unset."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    PAGE_BUDGET_FIELD_NUMBER: _builtins.int
+    RECENCY_PAGES_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    REFRESH_FIELD_NUMBER: _builtins.int
+    MASS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Page policy."""
+    page_budget: _builtins.int
+    """Page budget K, recency included."""
+    recency_pages: _builtins.int
+    """Recency pages L."""
+    layout: _builtins.str
+    """board or segment."""
+    heads: _builtins.str
+    """shared or kv_head."""
+    refresh: _builtins.int
+    """Steps between two choices."""
+    mass: _builtins.float
+    """Share of the score's mass that the chosen pages hold; unset when page_budget alone decides."""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        page_budget: _builtins.int | None = ...,
+        recency_pages: _builtins.int | None = ...,
+        layout: _builtins.str | None = ...,
+        heads: _builtins.str | None = ...,
+        refresh: _builtins.int | None = ...,
+        mass: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_layout", b"_layout", "_mass", b"_mass", "_page_budget", b"_page_budget", "_recency_pages", b"_recency_pages", "_refresh", b"_refresh", "heads", b"heads", "layout", b"layout", "mass", b"mass", "page_budget", b"page_budget", "recency_pages", b"recency_pages", "refresh", b"refresh"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heads", b"_heads", "_layout", b"_layout", "_mass", b"_mass", "_page_budget", b"_page_budget", "_recency_pages", b"_recency_pages", "_refresh", b"_refresh", "heads", b"heads", "layout", b"layout", "mass", b"mass", "page_budget", b"page_budget", "policy", b"policy", "recency_pages", b"recency_pages", "refresh", b"refresh"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__heads: _TypeAlias = _typing.Literal["heads"]  # noqa: Y015
+    _WhichOneofArgType__heads: _TypeAlias = _typing.Literal["_heads", b"_heads"]  # noqa: Y015
+    _WhichOneofReturnType__layout: _TypeAlias = _typing.Literal["layout"]  # noqa: Y015
+    _WhichOneofArgType__layout: _TypeAlias = _typing.Literal["_layout", b"_layout"]  # noqa: Y015
+    _WhichOneofReturnType__mass: _TypeAlias = _typing.Literal["mass"]  # noqa: Y015
+    _WhichOneofArgType__mass: _TypeAlias = _typing.Literal["_mass", b"_mass"]  # noqa: Y015
+    _WhichOneofReturnType__page_budget: _TypeAlias = _typing.Literal["page_budget"]  # noqa: Y015
+    _WhichOneofArgType__page_budget: _TypeAlias = _typing.Literal["_page_budget", b"_page_budget"]  # noqa: Y015
+    _WhichOneofReturnType__recency_pages: _TypeAlias = _typing.Literal["recency_pages"]  # noqa: Y015
+    _WhichOneofArgType__recency_pages: _TypeAlias = _typing.Literal["_recency_pages", b"_recency_pages"]  # noqa: Y015
+    _WhichOneofReturnType__refresh: _TypeAlias = _typing.Literal["refresh"]  # noqa: Y015
+    _WhichOneofArgType__refresh: _TypeAlias = _typing.Literal["_refresh", b"_refresh"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__heads) -> _WhichOneofReturnType__heads | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__layout) -> _WhichOneofReturnType__layout | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mass) -> _WhichOneofReturnType__mass | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_budget) -> _WhichOneofReturnType__page_budget | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__recency_pages) -> _WhichOneofReturnType__recency_pages | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__refresh) -> _WhichOneofReturnType__refresh | None: ...
+
+Global___PageSummary: _TypeAlias = PageSummary  # noqa: Y015
 
 @_typing.final
 class PhaseDuration(_message.Message):

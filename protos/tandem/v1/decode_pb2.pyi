@@ -611,6 +611,7 @@ class DecodeFinished(_message.Message):
     DENSE_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     """Why."""
     stop_match: _builtins.str
@@ -629,6 +630,10 @@ class DecodeFinished(_message.Message):
     def error(self) -> _common_pb2.ErrorDetail:
         """Set when reason is ERROR."""
 
+    @_builtins.property
+    def pages(self) -> _common_pb2.PageSummary:
+        """What chose the pages."""
+
     def __init__(
         self,
         *,
@@ -639,10 +644,11 @@ class DecodeFinished(_message.Message):
         dense: _builtins.int = ...,
         phases: _abc.Iterable[_common_pb2.PhaseDuration] | None = ...,
         error: _common_pb2.ErrorDetail | None = ...,
+        pages: _common_pb2.PageSummary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "pages", b"pages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "dense", b"dense", "error", b"error", "generated_tokens", b"generated_tokens", "phases", b"phases", "reason", b"reason", "stop_match", b"stop_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "dense", b"dense", "error", b"error", "generated_tokens", b"generated_tokens", "pages", b"pages", "phases", b"phases", "reason", b"reason", "stop_match", b"stop_match"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -366,6 +366,8 @@ class RequestReport(_message.Message):
     ATTENDED_FIELD_NUMBER: _builtins.int
     DENSE_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    ATTENDED_RATIO_FIELD_NUMBER: _builtins.int
     ttft_seconds: _builtins.float
     """Arrival to first token at the gateway, in seconds."""
     tokens_per_second: _builtins.float
@@ -384,9 +386,15 @@ class RequestReport(_message.Message):
     """KV slots that full attention over the whole prompt would have read."""
     route: _builtins.str
     """Routing decision and its reason."""
+    attended_ratio: _builtins.float
+    """attended over dense: below 1 when pages were skipped or the prompt was pruned; 0 when dense is."""
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PhaseDuration]:
         """Durations by phase."""
+
+    @_builtins.property
+    def pages(self) -> _common_pb2.PageSummary:
+        """What chose the pages that were read; unset when nothing was decoded after the first token."""
 
     def __init__(
         self,
@@ -401,10 +409,12 @@ class RequestReport(_message.Message):
         attended: _builtins.int = ...,
         dense: _builtins.int = ...,
         route: _builtins.str = ...,
+        pages: _common_pb2.PageSummary | None = ...,
+        attended_ratio: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "dense", b"dense", "kept_tokens", b"kept_tokens", "kv_bytes", b"kv_bytes", "phases", b"phases", "prompt_tokens", b"prompt_tokens", "route", b"route", "tokens_per_second", b"tokens_per_second", "transport", b"transport", "ttft_seconds", b"ttft_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "attended_ratio", b"attended_ratio", "dense", b"dense", "kept_tokens", b"kept_tokens", "kv_bytes", b"kv_bytes", "pages", b"pages", "phases", b"phases", "prompt_tokens", b"prompt_tokens", "route", b"route", "tokens_per_second", b"tokens_per_second", "transport", b"transport", "ttft_seconds", b"ttft_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
