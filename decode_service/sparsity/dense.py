@@ -2,12 +2,12 @@
 
 import torch
 
-from decode_service.sparsity.base import LayerRole
+from decode_service.sparsity.base import Evidence, LayerKv, LayerRole, RowFacts, Selection
 from shared.types.methods import SparsityParams
 
 
 class DensePolicy:
-    """Every layer reads every page.
+    """Every layer reads every slot.
 
     Args:
         num_layers: decoder layers of the model.
@@ -16,22 +16,58 @@ class DensePolicy:
     name = "dense"
 
     def __init__(self, *, num_layers: int) -> None:
-        self.roles = (LayerRole.FULL,) * num_layers
+        self._row = DenseRow(num_layers=num_layers)
 
     @classmethod
     def build(cls, params: SparsityParams | None, *, num_layers: int) -> "DensePolicy":
-        """Makes the policy; it has no parameters, those of another method must not be given.
-
-        Raises:
-            AssertionError: parameters were given.
-        """
-        assert params is None, "the dense policy takes no parameters"
+        """Makes the policy; it has no parameters, so those of a request play no part."""
+        del params
         return cls(num_layers=num_layers)
 
-    def num_selected(self, num_pages: int) -> int:
-        """All of them."""
-        return num_pages
+    def begin(self, facts: RowFacts, *, force: bool = False) -> "DenseRow":
+        """See `PagePolicy.begin`; there is nothing to force, and rows share one."""
+        del force
+        assert facts.num_layers == len(self._row.roles), "the policy was built for this model"
+        return self._row
 
-    def select(self, scores_P: torch.Tensor) -> torch.Tensor:
-        """Every page, whatever its score."""
-        return torch.arange(scores_P.shape[0], device=scores_P.device)
+
+class DenseRow:
+    """Full attention at work on any row: it knows nothing of it.
+
+    Args:
+        num_layers: decoder layers of the model.
+    """
+
+    def __init__(self, *, num_layers: int) -> None:
+        self.roles = (LayerRole.FULL,) * num_layers
+        self._step = DenseStep()
+
+    def step(self, *, generated: int) -> "DenseStep":
+        """See `RowPolicy.step`."""
+        del generated
+        return self._step
+
+
+class DenseStep:
+    """Any step of full attention."""
+
+    def evidence(self, layer: int) -> Evidence:
+        """None of any layer."""
+        del layer
+        return Evidence.NONE
+
+    def select(self, layer: int, q_HD: torch.Tensor, kv: LayerKv) -> Selection | None:
+        """Every slot."""
+        del layer, q_HD, kv
+        return None
+
+    def observe(self, layer: int, evidence: torch.Tensor) -> None:
+        """Is not called: no evidence is wanted.
+
+        Raises:
+            AssertionError: it was called.
+        """
+        raise AssertionError(f"layer {layer} reported {tuple(evidence.shape)}, nothing was asked")
+
+    def commit(self) -> None:
+        """Nothing is remembered."""

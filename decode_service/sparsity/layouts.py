@@ -63,6 +63,17 @@ class KvLayout:
         )
         return cls(kind=spec.kind, slots=spec.slots, positions_RN=wide_RN)
 
+    def same_positions(self, other: "KvLayout") -> bool:
+        """Whether another layout of the same prompt holds the same positions in the same slots.
+
+        Then a slot's score means the same in both, whatever their kinds are called.
+        """
+        if self.slots != other.slots:
+            return False
+        if self.positions_RN is None or other.positions_RN is None:
+            return True  # positions ascend, so a map of every position is the identity
+        return bool((self.positions_RN == other.positions_RN).all())
+
 
 def _require(ok: bool, wanted: str) -> None:  # noqa: FBT001  a check reads best as check(condition, text)
     if not ok:

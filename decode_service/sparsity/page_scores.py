@@ -1,6 +1,6 @@
 """Page scores and the choice by score: maths common to the policies.
 
-Shapes: G KV heads, R query heads of one KV head, T slots, P pages.
+Shapes: G KV heads, R query heads of one KV head or rows of scores, T slots, P pages.
 """
 
 import torch
@@ -21,20 +21,48 @@ def page_sums(scores_RT: torch.Tensor) -> torch.Tensor:
     return padded.reshape(*padded.shape[:-1], -1, PAGE_SIZE).sum(dim=-1)
 
 
-def top_pages(scores_P: torch.Tensor, *, budget: int, recency: int) -> torch.Tensor:
+def top_pages(scores_RP: torch.Tensor, *, budget: int, recency: int) -> torch.Tensor:
     """Page 0, the last `recency` pages and the best of the others, `budget` in all.
 
-    Ties go to the lower page, a score that is not a number never wins. Rows of at most `budget`
-    pages keep all.
+    Ties go to the lower page, a score that is not a number never wins. At most `budget` pages are
+    all kept.
+
+    Args:
+        scores_RP: page scores; a single row may come without its row dimension.
+        budget: pages to keep in each row.
+        recency: last pages that are forced, as page 0 is.
 
     Returns:
-        min(P, budget) logical page numbers, int64, strictly ascending.
+        min(P, budget) logical page numbers for each row, int64, strictly ascending.
     """
-    num_pages = scores_P.shape[0]
+    num_pages = scores_RP.shape[-1]
     if num_pages <= budget:
-        return torch.arange(num_pages, device=scores_P.device)
-    ranked_P = torch.nan_to_num(scores_P, nan=-torch.inf)
-    ranked_P[0] = torch.inf
-    ranked_P[num_pages - recency :] = torch.inf
-    order_P = torch.argsort(ranked_P, descending=True, stable=True)
-    return order_P[:budget].sort().values
+        return torch.arange(num_pages, device=scores_RP.device).expand(scores_RP.shape)
+    order_RP = _ranking(scores_RP, recency=recency)
+    return order_RP[..., :budget].sort(dim=-1).values
+
+
+def pages_for_mass(scores_RP: torch.Tensor, *, mass: float, recency: int) -> int:
+    """The fewest pages with which `top_pages` holds a share of the scores in every row.
+
+    Args:
+        scores_RP: page scores of more pages than are forced.
+        mass: the share, in (0, 1].
+        recency: last pages that are forced, as page 0 is.
+
+    Returns:
+        At least recency + 1 and at most P.
+    """
+    order_RP = _ranking(scores_RP, recency=recency)
+    ranked_RP = torch.nan_to_num(scores_RP, nan=0.0).double().gather(-1, order_RP)
+    held_RP = ranked_RP.cumsum(dim=-1)
+    short_R = (held_RP < mass * held_RP[..., -1:]).sum(dim=-1)
+    return max(recency, int(short_R.max())) + 1
+
+
+def _ranking(scores_RP: torch.Tensor, *, recency: int) -> torch.Tensor:
+    """Pages from the best to the worst, forced ones first, [R, P]."""
+    ranked_RP = torch.nan_to_num(scores_RP, nan=-torch.inf)
+    ranked_RP[..., 0] = torch.inf
+    ranked_RP[..., ranked_RP.shape[-1] - recency :] = torch.inf
+    return torch.argsort(ranked_RP, dim=-1, descending=True, stable=True)

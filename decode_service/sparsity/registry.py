@@ -29,10 +29,10 @@ def page_policies() -> Registry[PolicyFactory]:
 
 
 def policy_for(params: SparsityParams | None, *, num_layers: int) -> PagePolicy:
-    """The policy of a request: DELTA when it has parameters, dense when it has none.
+    """The policy of a request: the one that its parameters name, dense when it has none.
 
     Raises:
-        ConfigError: the parameters do not fit the model.
+        ConfigError: no policy has this name, or the parameters do not fit the model.
     """
-    name = DensePolicy.name if params is None else DeltaPolicy.name
+    name = DensePolicy.name if params is None else params.policy
     return page_policies().get(name)(params, num_layers=num_layers)

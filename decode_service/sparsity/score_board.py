@@ -43,19 +43,17 @@ class ScoreBoard:
         if positions_RN is None:
             self.scores_RX.copy_(_largest(scores_ST, rows))
             return
-        self.scores_RX[:, self._prompt_tokens :] = _largest(scores_ST[:, layout.slots :], rows)
-        prompt_SN = scores_ST[:, : layout.slots]
-        heads = positions_RN.shape[0]
+        heads, prompt = positions_RN.shape[0], layout.slots
+        held_ST = _largest(scores_ST, max(rows, heads))
+        self.scores_RX[:, self._prompt_tokens :] = _largest(held_ST[:, prompt:], rows)
         if heads == 1:
-            self.scores_RX.index_copy_(1, positions_RN[0], _largest(prompt_SN, rows))
+            self.scores_RX.index_copy_(1, positions_RN[0], held_ST[:, :prompt])
         elif rows > 1:
-            wide_RN = _widened(positions_RN, rows)
-            self.scores_RX.scatter_(1, wide_RN, _largest(prompt_SN, rows))
+            self.scores_RX.scatter_(1, _widened(positions_RN, rows), held_ST[:, :prompt])
         else:
             flat, board_X = positions_RN.flatten(), self.scores_RX[0]
             board_X[flat] = 0.0
-            largest = _largest(prompt_SN, heads).flatten()
-            board_X.scatter_reduce_(0, flat, largest, reduce="amax")
+            board_X.scatter_reduce_(0, flat, held_ST[:, :prompt].flatten(), reduce="amax")
 
     def slot_scores(self, layout: KvLayout) -> torch.Tensor:
         """Scores of the slots of a layer of `layout`, [S, T]; read only.
@@ -68,7 +66,7 @@ class ScoreBoard:
         generated_RT = self.scores_RX[:, self._prompt_tokens :]
         heads = positions_RN.shape[0]
         if heads == 1:
-            prompt_SN = self.scores_RX[:, positions_RN[0]]
+            prompt_SN = self.scores_RX.index_select(1, positions_RN[0])
         elif rows > 1:
             prompt_SN = self.scores_RX.gather(1, _widened(positions_RN, rows))
         else:
@@ -81,6 +79,8 @@ def _largest(scores_ST: torch.Tensor, rows: int) -> torch.Tensor:
     """The largest score among the consecutive rows that one of `rows` stands for, [rows, T]."""
     if scores_ST.shape[0] == rows:
         return scores_ST
+    if rows == 1:
+        return scores_ST.amax(dim=0, keepdim=True)
     return scores_ST.unflatten(0, (rows, -1)).amax(dim=1)
 
 
