@@ -43,6 +43,8 @@ def test_members_of_a_family_do_not_import_each_other(graph):
             "refresh",
             "planner",
             "stateless",
+            "correction",
+            "page_bounds",
             "page_scores",
             "base",
         },
