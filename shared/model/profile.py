@@ -146,6 +146,7 @@ def _of_this_shape(profile: ModelProfile, model_hash: str) -> ModelProfile:
 def _fitting(profile: ModelProfile, config: ModelConfig, *, model_hash: str) -> ModelProfile:
     """Returns `profile`, or refuses it with the value that does not fit the model."""
     depth, pruning, fit = config.num_layers, profile.pruning, profile.fit
+    correction_layer = profile.sparsity.correction_layer
     checks = (
         (fit.num_layers in (None, depth), f"it was made for {fit.num_layers} layers"),
         (pruning.pruning_layer < depth, f"pruning_layer {pruning.pruning_layer}"),
@@ -158,6 +159,7 @@ def _fitting(profile: ModelProfile, config: ModelConfig, *, model_hash: str) -> 
             profile.sparsity.full_layers[-1] < depth,
             f"full layer {profile.sparsity.full_layers[-1]}",
         ),
+        ((correction_layer or 0) < depth, f"correction_layer {correction_layer}"),
         (
             not (model_hash and fit.hash) or fit.hash == model_hash,
             f"it was calibrated on the weights {fit.hash:.12}, these are {model_hash:.12}",

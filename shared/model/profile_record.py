@@ -42,7 +42,7 @@ class ModelProfile:
     pruning: PruningParams
     """The ranking method's parameters."""
     sparsity: SparsityParams
-    """DELTA."""
+    """The page policy and its parameters."""
     source: str
     """Where the values come from, in a sentence."""
     calibrated: bool = False

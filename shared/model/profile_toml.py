@@ -65,7 +65,8 @@ def profile_text(profile: ModelProfile, *, evidence: Mapping[str, Any]) -> str:
     """The TOML of a profile.
 
     Args:
-        profile: every value that has a source, or is not the code's default, is written.
+        profile: every value that has a source, or is not the code's default, is written; None is
+            a default everywhere, and TOML cannot say it.
         evidence: strings, numbers, booleans and lists of them, or tables of these.
     """
     head = {"name": profile.name, "source": profile.source, "calibrated": profile.calibrated}
@@ -78,7 +79,7 @@ def profile_text(profile: ModelProfile, *, evidence: Mapping[str, Any]) -> str:
         for f in fields(params):
             value = getattr(params, f.name)
             source = profile.sources.get(f"{section}.{f.name}", "")
-            if source or value != f.default:
+            if value is not None and (source or value != f.default):
                 entry = f"{{ value = {_literal(value)}, source = {_literal(source)} }}"
                 lines.append(f"{f.name} = {entry}")
     return "\n".join([*lines, *_table("evidence", evidence)]) + "\n"
