@@ -42,6 +42,16 @@ def top_pages(scores_RP: torch.Tensor, *, budget: int, recency: int) -> torch.Te
     return order_RP[..., :budget].sort(dim=-1).values
 
 
+def best_units(scores_RU: torch.Tensor, *, count: int) -> torch.Tensor:
+    """The `count` best units of each row, [R, count] int64, ascending; nothing is forced.
+
+    Ties go to the lower unit, a score that is not a number never wins.
+    """
+    ranked_RU = torch.nan_to_num(scores_RU, nan=-torch.inf)
+    order_RU = torch.argsort(ranked_RU, dim=-1, descending=True, stable=True)
+    return order_RU[..., :count].sort(dim=-1).values
+
+
 def pages_for_mass(scores_RP: torch.Tensor, *, mass: float, recency: int) -> int:
     """The fewest pages with which `top_pages` holds a share of the scores in every row.
 
