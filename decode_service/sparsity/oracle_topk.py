@@ -52,10 +52,11 @@ class OracleTopkPolicy:
 
     def _pages(self, reading: Reading) -> torch.Tensor:
         """The best pages by `true_page_scores`, [min(P, K)]."""
-        scores_P = true_page_scores(reading.q_HD, reading.kv.keys())
-        return top_pages(
-            scores_P, budget=self._params.page_budget, recency=self._params.recency_pages
+        scores_1P = true_page_scores(reading.q_HD, reading.kv.keys())[None]
+        pages_1U = top_pages(
+            scores_1P, budget=self._params.page_budget, recency=self._params.recency_pages
         )
+        return pages_1U[0]
 
 
 def true_page_scores(q_HD: torch.Tensor, k_TGD: torch.Tensor) -> torch.Tensor:
