@@ -5,6 +5,12 @@ from typing import Protocol
 from decode_service.sparsity.base import PagePolicy
 from decode_service.sparsity.delta import DeltaPolicy
 from decode_service.sparsity.dense import DensePolicy
+from decode_service.sparsity.less_is_more import LessIsMorePolicy
+from decode_service.sparsity.oracle_topk import OracleTopkPolicy
+from decode_service.sparsity.random import RandomPolicy
+from decode_service.sparsity.recency import RecencyPolicy
+from decode_service.sparsity.streaming import StreamingPolicy
+from decode_service.sparsity.tidal import TidalPolicy
 from shared.registry.registry import Registry
 from shared.types.methods import SparsityParams
 
@@ -25,6 +31,12 @@ def page_policies() -> Registry[PolicyFactory]:
     registry: Registry[PolicyFactory] = Registry("page policy")
     registry.register(DensePolicy.name, DensePolicy.build)
     registry.register(DeltaPolicy.name, DeltaPolicy.build)
+    registry.register(TidalPolicy.name, TidalPolicy.build)
+    registry.register(LessIsMorePolicy.name, LessIsMorePolicy.build)
+    registry.register(StreamingPolicy.name, StreamingPolicy.build)
+    registry.register(RecencyPolicy.name, RecencyPolicy.build)
+    registry.register(RandomPolicy.name, RandomPolicy.build)
+    registry.register(OracleTopkPolicy.name, OracleTopkPolicy.build)
     return registry
 
 
