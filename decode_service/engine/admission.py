@@ -14,6 +14,8 @@ class Capacity:
 
     identity: ModelIdentity
     """The model it serves."""
+    num_heads: int
+    """Query heads of the model."""
     max_model_len: int
     """Longest context in tokens, answer included."""
     whole_layers: int

@@ -1,13 +1,14 @@
 """Attention of one decode row.
 
-Shapes: H query heads, G KV heads, R = H / G query heads of one KV head, D head size, T slots read.
+Shapes: H query heads, G heads of keys (KV heads, or query heads where each reads its own slots),
+Q = H / G query heads of one head of keys, D head size, T slots read.
 """
 
 from typing import NamedTuple, Protocol
 
 import torch
 
-from decode_service.sparsity.page_scores import token_scores
+from decode_service.sparsity.base import Evidence
 
 
 class Attended(NamedTuple):
@@ -15,8 +16,8 @@ class Attended(NamedTuple):
 
     out_HD: torch.Tensor
     """Attention output, in the model's dtype."""
-    scores_GT: torch.Tensor | None
-    """On request: each slot's largest probability among a KV head's query heads, float32."""
+    evidence: torch.Tensor | None
+    """On request, float32: scores [G, T] or probabilities [H, T]."""
 
 
 class DecodeAttention(Protocol):
@@ -27,7 +28,7 @@ class DecodeAttention(Protocol):
         """Name of the backend."""
 
     def attend(
-        self, q_HD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor, *, scored: bool
+        self, q_HD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor, *, evidence: Evidence
     ) -> Attended:
         """Softmax attention over all T slots, scale 1 / sqrt(D), normalised in float32.
 
@@ -35,7 +36,7 @@ class DecodeAttention(Protocol):
             q_HD: rotated query.
             k_TGD: rotated keys; any strides, read only.
             v_TGD: values.
-            scored: whether to return token scores.
+            evidence: what to tell of the probabilities.
         """
 
 
@@ -45,17 +46,22 @@ class TorchDecodeAttention:
     name = "torch"
 
     def attend(
-        self, q_HD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor, *, scored: bool
+        self, q_HD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor, *, evidence: Evidence
     ) -> Attended:
-        """See `DecodeAttention.attend`; scores come from float32 products whatever the dtype."""
-        num_kv_heads, head_dim = k_TGD.shape[1], k_TGD.shape[2]
-        if scored and k_TGD.dtype is not torch.float32:
+        """See `DecodeAttention.attend`; evidence is from float32 products whatever the dtype."""
+        num_key_heads, head_dim = k_TGD.shape[1], k_TGD.shape[2]
+        if evidence is not Evidence.NONE and k_TGD.dtype is not torch.float32:
             q_HD, k_TGD = q_HD.float(), k_TGD.float()
-        q_GRD = (q_HD * head_dim**-0.5).view(num_kv_heads, -1, head_dim)
-        logits_GRT = torch.bmm(q_GRD, k_TGD.permute(1, 2, 0))
-        probs_GRT = torch.softmax(logits_GRT, dim=-1, dtype=torch.float32)
-        out_GRD = torch.bmm(probs_GRT.to(v_TGD.dtype), v_TGD.transpose(0, 1))
+        q_GQD = (q_HD * head_dim**-0.5).view(num_key_heads, -1, head_dim)
+        logits_GQT = torch.bmm(q_GQD, k_TGD.permute(1, 2, 0))
+        probs_GQT = torch.softmax(logits_GQT, dim=-1, dtype=torch.float32)
+        out_GQD = torch.bmm(probs_GQT.to(v_TGD.dtype), v_TGD.transpose(0, 1))
         return Attended(
-            out_HD=out_GRD.view(-1, head_dim),
-            scores_GT=token_scores(probs_GRT) if scored else None,
+            out_HD=out_GQD.view(-1, head_dim), evidence=_evidence_of(probs_GQT, evidence)
         )
+
+
+def _evidence_of(probs_GQT: torch.Tensor, wanted: Evidence) -> torch.Tensor | None:
+    if wanted is Evidence.NONE:
+        return None
+    return probs_GQT.amax(dim=1) if wanted is Evidence.SCORES else probs_GQT.flatten(0, 1)

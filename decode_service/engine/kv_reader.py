@@ -1,17 +1,19 @@
 """Turns planned reads into key and value tensors.
 
-Shapes: G KV heads, D head size, T slots read, P pages read.
+Shapes: G KV heads, R rows of a read, D head size, T slots read, P pages read, S slots of a pool.
 """
+
+import math
 
 import torch
 
 from decode_service.engine.kv_cache import PagedKvCache
-from decode_service.engine.row_step import KvRead
+from decode_service.engine.kv_read import KvRead
 from shared.kv.geometry import PAGE_SIZE
 
 
 class KvReader:
-    """Reads a run of pages in place and gathers scattered pages into buffers that it keeps.
+    """Reads a run of pages in place and gathers scattered slots into buffers that it keeps.
 
     A gathered tensor is valid until the next call.
 
@@ -24,7 +26,7 @@ class KvReader:
         self._buffers = self._allocate(0)
 
     def view(self, layer: int, read: KvRead) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [T, G, D] of one row in one layer."""
+        """Keys and values of one row in one layer: [T, G, D], or [T, R, D] where heads choose."""
         pool = self._cache.pool_of(layer)
         if read.first_slot is not None:
             keys, values = pool.flat(layer)
@@ -32,21 +34,81 @@ class KvReader:
                 keys.narrow(0, read.first_slot, read.slots),
                 values.narrow(0, read.first_slot, read.slots),
             )
-        keys, values = pool.paged(layer)
-        key_buffer, value_buffer = self._buffers_of(read.table_P.shape[0])
-        torch.index_select(keys, 0, read.table_P, out=key_buffer)
-        torch.index_select(values, 0, read.table_P, out=value_buffer)
-        return (
-            key_buffer.flatten(0, 1).narrow(0, 0, read.slots),
-            value_buffer.flatten(0, 1).narrow(0, 0, read.slots),
+        if read.rows > 1:
+            keys, values = pool.flat(layer)
+            return (
+                self._gather_heads(keys, read, buffer=0),
+                self._gather_heads(values, read, buffer=1),
+            )
+        keys, values = pool.paged(layer) if read.unit == PAGE_SIZE else pool.flat(layer)
+        return self._gather(keys, read, buffer=0), self._gather(values, read, buffer=1)
+
+    def keys(self, layer: int, read: KvRead, *, first_page: int) -> torch.Tensor:
+        """Keys of a whole row from a page on, [T - 16 * first_page, G, D]."""
+        pool, skipped = self._cache.pool_of(layer), first_page * PAGE_SIZE
+        if read.first_slot is not None:
+            first, slots = read.first_slot + skipped, read.slots - skipped
+            return pool.flat(layer)[0].narrow(0, first, slots)
+        rest = KvRead(
+            slots=read.slots - skipped,
+            first_slot=None,
+            table=read.table[first_page:],
+            unit=PAGE_SIZE,
         )
+        return self._gather(pool.paged(layer)[0], rest, buffer=0)
 
-    def _buffers_of(self, num_pages: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if num_pages > self._buffers.shape[1]:
-            self._buffers = self._allocate(2 * num_pages)
-        return self._buffers[0, :num_pages], self._buffers[1, :num_pages]
+    def _gather(self, source: torch.Tensor, read: KvRead, *, buffer: int) -> torch.Tensor:
+        """Pages of a [pages, 16, G, D] source or slots of a [S, G, D] source, laid end to end."""
+        out = self._buffer(buffer, read.table.shape[0], *source.shape[1:])
+        torch.index_select(source, 0, read.table, out=out)
+        return out.flatten(0, 1).narrow(0, 0, read.slots) if read.unit == PAGE_SIZE else out
 
-    def _allocate(self, num_pages: int) -> torch.Tensor:
-        geometry = self._cache.geometry
-        shape = (2, num_pages, PAGE_SIZE, geometry.num_kv_heads, geometry.head_dim)
-        return torch.empty(shape, dtype=getattr(torch, geometry.dtype), device=self._cache.device)
+    def _gather_heads(self, source: torch.Tensor, read: KvRead, *, buffer: int) -> torch.Tensor:
+        """Vectors of single heads of a [S, G, D] source; each row is contiguous in memory."""
+        out = self._buffer(buffer, read.table.shape[0], source.shape[-1])
+        torch.index_select(source.flatten(0, 1), 0, read.table, out=out)
+        return out.view(read.rows, read.slots, -1).transpose(0, 1)
+
+    def _buffer(self, number: int, *shape: int) -> torch.Tensor:
+        wanted = math.prod(shape)
+        if wanted > self._buffers.shape[1]:
+            self._buffers = self._allocate(2 * wanted)
+        return self._buffers[number, :wanted].view(shape)
+
+    def _allocate(self, numbers: int) -> torch.Tensor:
+        dtype = getattr(torch, self._cache.geometry.dtype)
+        return torch.empty((2, numbers), dtype=dtype, device=self._cache.device)
+
+
+class LayerKeys:
+    """One row's keys in one layer, for its policy (`sparsity.base.LayerKv`).
+
+    One object serves every layer and row in turn: `at` points it elsewhere.
+
+    Args:
+        reader: gathers keys that do not lie in one run.
+    """
+
+    def __init__(self, reader: KvReader) -> None:
+        self._reader = reader
+        self._layer = 0
+        self._whole: KvRead | None = None
+
+    def at(self, layer: int, whole: KvRead) -> "LayerKeys":
+        """Turns to another row or layer; `whole` is the read of all its slots."""
+        self._layer, self._whole = layer, whole
+        return self
+
+    @property
+    def length(self) -> int:
+        """Slots T."""
+        return self._row.slots
+
+    def keys(self, *, first_page: int = 0) -> torch.Tensor:
+        """Rotated keys of the slots from a logical page on, [T - 16 * first_page, G, D]."""
+        return self._reader.keys(self._layer, self._row, first_page=first_page)
+
+    @property
+    def _row(self) -> KvRead:
+        assert self._whole is not None, "turned to a layer first"
+        return self._whole

@@ -50,6 +50,7 @@ def allocate(config: DecodeConfig, loaded: LoadedModel) -> WorkerMemory:
     longest = model.config.max_position
     capacity = Capacity(
         identity=model.identity(config.model_name or loaded.name),
+        num_heads=model.config.num_heads,
         max_model_len=min(config.max_model_len or longest, longest),
         whole_layers=size.whole_layers,
         pages_front=size.pages_front,

@@ -1,34 +1,18 @@
-"""What one row reads in each layer of one step.
+"""One step of one row: what its policy chooses becomes physical reads.
 
-Sizes follow from lengths alone and are known before the step; only the choice of pages waits for
-the Δ-layers. Rows whose pages fit the budget read everything, along the same code path as dense.
+A row whose policy chooses nothing in a layer reads everything there, on the same code path as
+dense. Nothing of the row changes before `commit`.
 
-Shapes: G KV heads, T slots, P pages.
+Shapes: H query heads, D head size.
 """
-
-from dataclasses import dataclass
 
 import torch
 
 from decode_service.engine.kv_cache import LengthGroup, PagedKvCache
+from decode_service.engine.kv_read import KvRead, chosen_read, whole_read
 from decode_service.engine.sequence import Sequence
-from decode_service.sparsity.base import LayerRole, PageSelection, make_selection
-from decode_service.sparsity.score_board import ScoreBoard
-from shared.kv.geometry import PAGE_SIZE, pages_for
-
-
-@dataclass(frozen=True, slots=True)
-class KvRead:
-    """Slots that one layer reads, as places in its pool."""
-
-    slots: int
-    """KV slots read, the fed token's included."""
-    first_slot: int | None
-    """Where they begin when they lie in one run; None: go through the table."""
-    table_P: torch.Tensor
-    """Physical pages in reading order; the last one may be read in part."""
-    logical_P: torch.Tensor | None
-    """Logical pages; None when all are read."""
+from decode_service.sparsity.base import Evidence, LayerKv, Selection
+from shared.kv.geometry import PAGE_SIZE
 
 
 class RowStep:
@@ -37,20 +21,21 @@ class RowStep:
     Args:
         row: the row, before the step.
         cache: where its pages are.
-        force_sparse: take the sparse path even where every page fits the budget.
     """
 
-    def __init__(self, row: Sequence, cache: PagedKvCache, *, force_sparse: bool) -> None:
+    def __init__(self, row: Sequence, cache: PagedKvCache) -> None:
         self.row = row
         self.attended = 0
+        """Slots read so far in this step, summed over layers. Where heads choose apart, all read
+        equally many slots, and these count once."""
         self._cache = cache
-        self._layouts = row.prompt.layouts
+        self._policy = row.row_policy.step(generated=row.steps + 1)
         self._lengths = {group: row.kv_length(group) + 1 for group in LengthGroup}
-        self._whole = {group: self._read_all(group) for group in LengthGroup}
-        self._skips = {group: self._has_to_skip(group, force=force_sparse) for group in LengthGroup}
-        self._chosen: dict[int, PageSelection] = {}
-        self._tables: dict[tuple[int, LengthGroup], KvRead] = {}
-        self._board: ScoreBoard | None = None
+        self._whole = {
+            group: whole_read(row.prompt.pages.of(group), length=self._lengths[group])
+            for group in LengthGroup
+        }
+        self._chosen: dict[LengthGroup, KvRead] = {}
 
     def write_slot(self, group: LengthGroup) -> int:
         """Pool slot that takes the fed token's keys and values."""
@@ -58,68 +43,45 @@ class RowStep:
         page = self.row.prompt.pages.of(group).pages[last // PAGE_SIZE]
         return page * PAGE_SIZE + last % PAGE_SIZE
 
-    def wants_scores(self, layer: int) -> bool:
-        """Whether a layer must hand its token scores to `choose`."""
-        return self.row.policy.roles[layer] is LayerRole.DELTA and any(self._skips.values())
+    def whole(self, layer: int) -> KvRead:
+        """All slots of a layer."""
+        return self._whole[self._cache.group_of(layer)]
 
-    def read_of(self, layer: int) -> KvRead:
-        """What a layer reads; for a sparse layer after its Δ-layer has chosen."""
+    def select(self, layer: int, q_HD: torch.Tensor, kv: LayerKv) -> KvRead:
+        """What a layer reads; counts it."""
+        selection = self._policy.select(layer, q_HD, kv)
+        read = self.whole(layer) if selection is None else self._read_of(layer, selection)
+        self.attended += read.slots
+        return read
+
+    def evidence(self, layer: int) -> Evidence:
+        """What `observe` of a layer must be given."""
+        return self._policy.evidence(layer)
+
+    def observe(self, layer: int, evidence: torch.Tensor) -> None:
+        """Gives the policy what it wanted to know of a layer."""
+        self._policy.observe(layer, evidence)
+
+    def commit(self, token_id: int) -> None:
+        """The step succeeded and gave a token: the policy and the row move on."""
+        row = self.row
+        self._policy.commit()
+        row.attended += self.attended
+        row.dense += len(row.prompt.layer_layouts) * (row.position + 1)
+        row.steps += 1
+        row.draws += 1
+        row.generated.append(token_id)
+
+    def _read_of(self, layer: int, selection: Selection) -> KvRead:
+        """Layers of a group that share a choice share its places as well."""
         group = self._cache.group_of(layer)
-        if self.row.policy.roles[layer] is not LayerRole.SPARSE or not self._skips[group]:
-            return self._whole[group]
-        key = (self.row.prompt.layer_layouts[layer], group)
-        if key not in self._tables:
-            self._tables[key] = self._read_chosen(*key)
-        return self._tables[key]
-
-    def choose(self, layer: int, scores_GT: torch.Tensor) -> None:
-        """Takes the token scores of a Δ-layer and chooses pages in every layout that it serves."""
-        board = self._board_of_step(scores_GT.device)
-        layer_layouts = self.row.prompt.layer_layouts
-        board.write(self._layouts[layer_layouts[layer]], scores_GT)
-        self._tables.clear()
-        self._chosen = {
-            index: make_selection(
-                self.row.policy,
-                board.page_scores(self._layouts[index]),
-                kv_length=self._layouts[index].slots + self.row.steps + 1,
+        read = self._chosen.get(group)
+        if read is None or read.selection is not selection:
+            assert 0 < selection.visible <= self._lengths[group], "a choice among the row's slots"
+            read = chosen_read(
+                selection,
+                self.row.prompt.pages.of(group),
+                num_kv_heads=self._cache.geometry.num_kv_heads,
             )
-            for index in self.row.targets[layer]
-        }
-
-    def _board_of_step(self, device: torch.device) -> ScoreBoard:
-        if self._board is None:
-            self._board = ScoreBoard(
-                prompt_tokens=self.row.prompt.prompt_tokens,
-                num_positions=self.row.position + 1,
-                device=device,
-            )
-        return self._board
-
-    def _has_to_skip(self, group: LengthGroup, *, force: bool) -> bool:
-        if not self.row.prompt.pages.of(group).pages:
-            return False  # a group without layers
-        num_pages = pages_for(self._lengths[group])
-        return force or self.row.policy.num_selected(num_pages) < num_pages
-
-    def _read_all(self, group: LengthGroup) -> KvRead:
-        held = self.row.prompt.pages.of(group)
-        length = self._lengths[group]
-        num_pages = pages_for(length) if held.pages else 0
-        assert num_pages <= len(held.pages), "a row reserves all its pages before it runs"
-        return KvRead(
-            slots=length,
-            first_slot=None if held.start is None else held.start * PAGE_SIZE,
-            table_P=held.table[:num_pages],
-            logical_P=None,
-        )
-
-    def _read_chosen(self, layout: int, group: LengthGroup) -> KvRead:
-        selection = self._chosen[layout]
-        table_P = self.row.prompt.pages.of(group).table[selection.pages]
-        return KvRead(
-            slots=selection.visible,
-            first_slot=None,
-            table_P=table_P,
-            logical_P=selection.pages,
-        )
+            self._chosen[group] = read
+        return read

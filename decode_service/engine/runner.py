@@ -1,20 +1,23 @@
 """One decode step for a ragged batch of rows; rows join and leave between any two steps.
 
-The products of a layer run once for all rows, attention runs row by row over the pages that each
+The products of a layer run once for all rows, attention runs row by row over the slots that each
 row reads. Nothing is kept between steps outside the rows and the page cache.
 
 Shapes: B rows, E hidden width, H query heads, G KV heads, D head size, T slots read, V vocabulary.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from decode_service.engine.attention import DecodeAttention
 from decode_service.engine.kv_cache import LengthGroup, PagedKvCache
-from decode_service.engine.kv_reader import KvReader
-from decode_service.engine.row_step import KvRead, RowStep
+from decode_service.engine.kv_read import KvRead
+from decode_service.engine.kv_reader import KvReader, LayerKeys
+from decode_service.engine.row_step import RowStep
 from decode_service.engine.sequence import Sequence
+from decode_service.sparsity.base import Evidence, LayerKv
 from shared.model.rope import RopeTable
 from shared.model.rope_config import RopeKind
 from shared.model.sampler import DrawRow, sample_rows
@@ -22,11 +25,50 @@ from shared.model.transformer import Transformer
 from shared.types.sampling import SampledToken
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRead:
+    """What one row read in one layer."""
+
+    row: Sequence
+    """The row, before the step."""
+    layer: int
+    """Decoder layer."""
+    read: KvRead
+    """Slots read."""
+    q_HD: torch.Tensor
+    """The layer's rotated query."""
+    kv: LayerKv
+    """All keys of the row in this layer; valid within the call."""
+    planned: bool
+    """Whether the policy was told what the layer saw."""
+
+
 class StepObserver(Protocol):
     """Sees what a step reads."""
 
-    def layer_read(self, row: Sequence, *, layer: int, read: KvRead) -> None:
+    def layer_read(self, seen: LayerRead) -> None:
         """Called for every layer of every row, in order, within the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A step whose rows have not moved yet: dropped, it leaves no trace."""
+
+    logits_BV: torch.Tensor
+    """Float32."""
+    steps: list[RowStep]
+    """One a row."""
+
+    @property
+    def attended(self) -> list[int]:
+        """KV slots that each row read, summed over layers."""
+        return [step.attended for step in self.steps]
+
+    @torch.inference_mode()
+    def accept(self, token_ids: list[int]) -> None:
+        """Every row takes its token and moves on; once."""
+        for step, token_id in zip(self.steps, token_ids, strict=True):
+            step.commit(token_id)
 
 
 class DecodeRunner:
@@ -36,23 +78,16 @@ class DecodeRunner:
         model: the decoder.
         cache: where the rows' pages are; its split fits the model.
         attention: backend of one row's attention.
-        force_sparse: take the sparse path even where every page fits the budget (a check of the
-            sparse path; the result is the same within rounding).
     """
 
     def __init__(
-        self,
-        model: Transformer,
-        cache: PagedKvCache,
-        *,
-        attention: DecodeAttention,
-        force_sparse: bool = False,
+        self, model: Transformer, cache: PagedKvCache, *, attention: DecodeAttention
     ) -> None:
         self._model = model
         self._cache = cache
         self._attention = attention
-        self._force_sparse = force_sparse
         self._reader = KvReader(cache)
+        self._keys = LayerKeys(self._reader)
         self._groups = [cache.group_of(layer) for layer in range(model.config.num_layers)]
 
     def step(
@@ -65,29 +100,19 @@ class DecodeRunner:
         Raises:
             InternalError: a row's logits are not numbers, or every token of it is ruled out.
         """
-        logits_BV, attended = self.forward(rows, observer=observer)
-        tokens = sample_rows(logits_BV, [_draw_row(row) for row in rows])
-        for row, token, slots in zip(rows, tokens, attended, strict=True):
-            row.attended += slots
-            row.dense += len(self._groups) * (row.position + 1)
-            row.steps += 1
-            row.draws += 1
-            row.generated.append(token.token_id)
+        computed = self.forward(rows, observer=observer)
+        tokens = sample_rows(computed.logits_BV, [_draw_row(row) for row in rows])
+        computed.accept([token.token_id for token in tokens])
         return tokens
 
     @torch.inference_mode()
-    def forward(
-        self, rows: list[Sequence], *, observer: StepObserver | None = None
-    ) -> tuple[torch.Tensor, list[int]]:
+    def forward(self, rows: list[Sequence], *, observer: StepObserver | None = None) -> Computed:
         """Writes the KV of each row's last token and leaves the rows' own state alone.
 
         Doing it again gives the same, so a failed step may be repeated.
-
-        Returns:
-            Float32 logits [B, V], and per row the KV slots read, summed over layers.
         """
         assert rows, "a step needs a row"
-        steps = [RowStep(row, self._cache, force_sparse=self._force_sparse) for row in rows]
+        steps = [RowStep(row, self._cache) for row in rows]
         device = self._model.device
         ids_B = torch.tensor([row.generated[-1] for row in rows], device=device)
         rope = self._rope([row.position for row in rows])
@@ -99,7 +124,7 @@ class DecodeRunner:
             keys.index_copy_(0, write_slots[self._groups[index]], k_BGD)
             values.index_copy_(0, write_slots[self._groups[index]], v_BGD)
             x_BE = layer.finish(x_BE, self._attend(index, steps, q_BHD, observer))
-        return self._model.logits(x_BE), [step.attended for step in steps]
+        return Computed(self._model.logits(x_BE), steps)
 
     def _attend(
         self,
@@ -111,15 +136,20 @@ class DecodeRunner:
         """Attention of every row in one layer, [B, H, D]."""
         outputs = []
         for index, step in enumerate(steps):
-            read = step.read_of(layer)
+            q_HD, kv = q_BHD[index], self._keys.at(layer, step.whole(layer))
+            read = step.select(layer, q_HD, kv)
+            wanted = step.evidence(layer)
             k_TGD, v_TGD = self._reader.view(layer, read)
-            scored = step.wants_scores(layer)
-            out_HD, scores_GT = self._attention.attend(q_BHD[index], k_TGD, v_TGD, scored=scored)
-            if scores_GT is not None:
-                step.choose(layer, scores_GT)
-            step.attended += read.slots
+            out_HD, evidence = self._attention.attend(q_HD, k_TGD, v_TGD, evidence=wanted)
+            if evidence is not None:
+                step.observe(layer, evidence)
             if observer is not None:
-                observer.layer_read(step.row, layer=layer, read=read)
+                planned = wanted is not Evidence.NONE
+                observer.layer_read(
+                    LayerRead(
+                        row=step.row, layer=layer, read=read, q_HD=q_HD, kv=kv, planned=planned
+                    )
+                )
             outputs.append(out_HD)
         return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)
 

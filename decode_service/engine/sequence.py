@@ -6,7 +6,7 @@ Shapes: none; tensors live in the page cache and in the layouts.
 from dataclasses import dataclass, field
 
 from decode_service.engine.kv_cache import LengthGroup, SequencePages
-from decode_service.sparsity.base import LayerRole, PagePolicy
+from decode_service.sparsity.base import PagePolicy, RowFacts, RowPolicy
 from decode_service.sparsity.layouts import KvLayout
 from shared.errors import ManifestError
 from shared.types.handoff import HandoffKey
@@ -50,14 +50,22 @@ class PromptKv:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """State of one row between steps. The runner alone changes it."""
+    """State of one row between steps. The runner alone changes it.
+
+    Raises:
+        ConfigError: the policy's parameters do not fit the model.
+    """
 
     key: HandoffKey
     """Which handoff it came from."""
     prompt: PromptKv
     """Its prompt."""
     policy: PagePolicy
-    """Which pages its layers read."""
+    """Which KV slots its layers read."""
+    num_heads: int
+    """Query heads H of the model."""
+    num_kv_heads: int
+    """KV heads G of the model."""
     sampling: SamplingParams
     """How its tokens are drawn."""
     stop: StopConditions
@@ -70,6 +78,8 @@ class Sequence:
     """Generator draws made so far."""
     prompt_ids: tuple[int, ...] = ()
     """Prompt tokens, for the repetition penalty; may be empty when nothing needs them."""
+    force_sparse: bool = False
+    """Select even where the budget covers every slot: a check of the sparse path."""
     steps: int = 0
     """Decode steps done; as many generated tokens have their KV in pages."""
     attended: int = 0
@@ -79,13 +89,20 @@ class Sequence:
 
     Position + 1 in every layer of every step, the fed token included.
     """
-    targets: dict[int, tuple[int, ...]] = field(init=False)
-    """Layouts of the sparse layers that each Δ-layer serves."""
+    row_policy: RowPolicy = field(init=False)
+    """The policy at work on this row, with what it remembers of the steps before."""
 
     def __post_init__(self) -> None:
-        assert len(self.policy.roles) == len(self.prompt.layer_layouts), "one role a layer"
         assert self.generated, "the prefill side draws the first token"
-        self.targets = _targets(self.policy.roles, self.prompt.layer_layouts)
+        facts = RowFacts(
+            prompt_tokens=self.prompt.prompt_tokens,
+            layouts=self.prompt.layouts,
+            layer_layouts=self.prompt.layer_layouts,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+        )
+        self.row_policy = self.policy.begin(facts, force=self.force_sparse)
+        assert len(self.row_policy.roles) == facts.num_layers, "one role a layer"
 
     @property
     def position(self) -> int:
@@ -100,18 +117,3 @@ class Sequence:
         """Tokens that the next draw must not give: stop ids before `min_tokens`."""
         early = len(self.generated) < self.stop.min_tokens
         return self.stop.token_ids if early else ()
-
-
-def _targets(
-    roles: tuple[LayerRole, ...], layer_layouts: tuple[int, ...]
-) -> dict[int, tuple[int, ...]]:
-    """For each Δ-layer the layouts used before the next one, ascending."""
-    used: dict[int, set[int]] = {}
-    delta_layer = -1
-    for layer, role in enumerate(roles):
-        if role is LayerRole.DELTA:
-            delta_layer = layer
-            used[layer] = set()
-        elif role is LayerRole.SPARSE:
-            used[delta_layer].add(layer_layouts[layer])
-    return {layer: tuple(sorted(layouts)) for layer, layouts in used.items()}

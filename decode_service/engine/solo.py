@@ -49,6 +49,14 @@ def solo_row(
 ) -> tuple[PagedKvCache, rows.Sequence]:
     """A row that holds the prompt, and the cache it lives in, with room for the answer.
 
+    Args:
+        model: the decoder.
+        prompt: the prompt's KV.
+        first_token: the answer's first token, which the prefill side draws.
+        sparsity: which slots are read; None: all.
+        max_tokens: longest answer, the first token counted.
+        sampling: how tokens are drawn.
+
     Raises:
         ManifestError: the tensors contradict each other.
         ConfigError: the sparsity parameters do not fit the model.
@@ -85,6 +93,8 @@ def solo_row(
             prompt_tokens=prompt.prompt_tokens,
         ),
         policy=policy_for(sparsity, num_layers=model.config.num_layers),
+        num_heads=model.config.num_heads,
+        num_kv_heads=model.config.num_kv_heads,
         sampling=sampling,
         stop=StopConditions(max_tokens=max_tokens),
         generated=[first_token],

@@ -39,6 +39,8 @@ def warm_up(runner: DecodeRunner, cache: PagedKvCache) -> None:
             prompt_tokens=_TOKENS - 1,
         ),
         policy=policy_for(None, num_layers=geometry.num_layers),
+        num_heads=geometry.num_kv_heads,  # dense rows do not look at it
+        num_kv_heads=geometry.num_kv_heads,
         sampling=SamplingParams(temperature=0.0),
         stop=StopConditions(max_tokens=1),
         generated=[0],

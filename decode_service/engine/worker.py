@@ -21,7 +21,7 @@ from decode_service.engine.scheduler import Row
 from decode_service.engine.sequence import Sequence
 from decode_service.engine.stop import StopTracker, StopVerdict
 from decode_service.engine.stream import Ending, TokenStream
-from shared.errors import DeadlineError, InvalidRequestError, TandemError
+from shared.errors import ConfigError, DeadlineError, InvalidRequestError, TandemError
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.effective import effective_sparsity
 from shared.types.handoff import HandoffKey, HandoffState
@@ -63,7 +63,7 @@ class WorkerSettings:
     capacity: Capacity
     """Model and sizes."""
     sparsity: SparsityParams
-    """DELTA parameters of the profile."""
+    """Page selection of the profile."""
     vocab_size: int
     """Token ids are below this."""
     commit_wait_s: float
@@ -174,6 +174,7 @@ class DecodeWorker:
         Raises:
             StaleWriteError: unknown, over, not committed in time, or already decoding.
             InvalidRequestError: parameters that do not fit this model or this reservation.
+            ConfigError: a page policy whose parameters do not fit this model.
             DeadlineError: no time is left.
         """
         submitted_at = self._clock()
@@ -187,7 +188,7 @@ class DecodeWorker:
             await granted.leave(_BEFORE_ADOPTION, timeout_s=wait_s)
             self._check_time(deadline)
             row = self._make_row(call, granted, submitted_at=submitted_at, deadline=deadline)
-        except (asyncio.CancelledError, InvalidRequestError, DeadlineError):
+        except (asyncio.CancelledError, ConfigError, InvalidRequestError, DeadlineError):
             self.table.abort(call.handoff)
             raise
         return self._start(row, granted, call)
@@ -222,26 +223,16 @@ class DecodeWorker:
     ) -> Row:
         """Builds the row of an adopted handoff and claims its pages."""
         settings = self._settings
+        sequence = None
         if granted.adopted is not None:
             self._check_against(call, granted, granted.adopted)
-        policy = effective_policy(
-            settings.sparsity, call.options, num_layers=settings.capacity.identity.num_layers
-        )
+            sequence = self._make_sequence(call, granted.adopted)
         self.table.claim(call.handoff)
         adopted = granted.adopted
         assert adopted is not None, "a claimed handoff was adopted"
+        assert sequence is not None, "made from what was adopted"
         return Row(
-            sequence=Sequence(
-                key=call.handoff,
-                prompt=adopted.prompt,
-                policy=policy,
-                sampling=call.sampling,
-                stop=call.stop,
-                generated=[call.first_token],
-                branch=call.branch,
-                draws=adopted.manifest.draws,
-                prompt_ids=adopted.prompt_ids,
-            ),
+            sequence=sequence,
             tracker=StopTracker(
                 call.stop,
                 context_left=settings.capacity.max_model_len - adopted.prompt.prompt_tokens,
@@ -251,6 +242,26 @@ class DecodeWorker:
             on_end=lambda ending: self._ended(granted, ending),
             deadline=deadline,
             submitted_at=submitted_at,
+        )
+
+    def _make_sequence(self, call: DecodeCall, adopted: AdoptedKv) -> Sequence:
+        """Made before the pages are claimed: a policy that refuses the row leaves them alone."""
+        settings = self._settings
+        identity = settings.capacity.identity
+        return Sequence(
+            key=call.handoff,
+            prompt=adopted.prompt,
+            policy=effective_policy(
+                settings.sparsity, call.options, num_layers=identity.num_layers
+            ),
+            num_heads=settings.capacity.num_heads,
+            num_kv_heads=identity.num_kv_heads,
+            sampling=call.sampling,
+            stop=call.stop,
+            generated=[call.first_token],
+            branch=call.branch,
+            draws=adopted.manifest.draws,
+            prompt_ids=adopted.prompt_ids,
         )
 
     def _start(self, row: Row, granted: Reservation, call: DecodeCall) -> Generation:

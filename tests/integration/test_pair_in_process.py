@@ -113,6 +113,8 @@ def shared_cache_row(
         key=HandoffKey(f"request-{number}"),
         prompt=prompt,
         policy=policy_for(DELTA, num_layers=model.config.num_layers),
+        num_heads=model.config.num_heads,
+        num_kv_heads=model.config.num_kv_heads,
         sampling=GREEDY,
         stop=StopConditions(max_tokens=16),
         generated=[first],

@@ -83,6 +83,7 @@ def make_parts(
     )
     capacity = Capacity(
         identity=IDENTITY,
+        num_heads=GEOMETRY.num_kv_heads,
         max_model_len=64,
         whole_layers=WHOLE_LAYERS,
         pages_front=pages,

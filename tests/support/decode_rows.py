@@ -41,11 +41,9 @@ def make_cache(
     )
 
 
-def make_runner(
-    model: Transformer, cache: PagedKvCache, *, force_sparse: bool = False
-) -> DecodeRunner:
+def make_runner(model: Transformer, cache: PagedKvCache) -> DecodeRunner:
     """The engine's runner on the torch backend."""
-    return DecodeRunner(model, cache, attention=TorchDecodeAttention(), force_sparse=force_sparse)
+    return DecodeRunner(model, cache, attention=TorchDecodeAttention())
 
 
 def make_prompt(
@@ -111,6 +109,7 @@ def place(
     sparsity: SparsityParams | None,
     max_tokens: int = 64,
     sampling: SamplingParams = GREEDY,
+    force_sparse: bool = False,
 ) -> Sequence:
     """Reserves pages, writes the prompt into them, and gives the row."""
     layouts, layer_layouts = layouts_of(prompt)
@@ -131,6 +130,9 @@ def place(
             prompt_tokens=prompt.prompt_tokens,
         ),
         policy=policy_for(sparsity, num_layers=model.config.num_layers),
+        num_heads=model.config.num_heads,
+        num_kv_heads=model.config.num_kv_heads,
+        force_sparse=force_sparse,
         sampling=sampling,
         stop=StopConditions(max_tokens=max_tokens),
         generated=[first_token],
@@ -139,11 +141,9 @@ def place(
 
 def advance(runner: DecodeRunner, rows: list[Sequence]) -> torch.Tensor:
     """One greedy step by logits, [B, V], where a test wants more than tokens."""
-    logits_BV, _ = runner.forward(rows)
-    for row, token in zip(rows, logits_BV.argmax(dim=-1).tolist(), strict=True):
-        row.steps += 1
-        row.generated.append(token)
-    return logits_BV
+    computed = runner.forward(rows)
+    computed.accept(computed.logits_BV.argmax(dim=-1).tolist())
+    return computed.logits_BV
 
 
 def scatter_pages(pool: PagePool) -> list[int]:

@@ -80,6 +80,8 @@ def make_row(
             key=key,
             prompt=parts.adopted(granted).prompt,
             policy=policy_for(None, num_layers=GEOMETRY.num_layers),
+            num_heads=GEOMETRY.num_kv_heads,
+            num_kv_heads=GEOMETRY.num_kv_heads,
             sampling=SamplingParams(temperature=0.0),
             stop=stop,
             generated=[99],

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from decode_service.engine.attention import TorchDecodeAttention
+from decode_service.sparsity.base import Evidence
 
 
 @pytest.mark.parametrize("slots", [1, 15, 63, 500])
@@ -11,7 +12,7 @@ def test_it_is_softmax_attention_with_scores_by_kv_head(
 ) -> None:
     q_HD = torch.randn(heads, 60)
     k_TGD, v_TGD = torch.randn(slots, kv_heads, 60), torch.randn(slots, kv_heads, 60)
-    result = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, scored=True)
+    result = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, evidence=Evidence.SCORES)
     group = heads // kv_heads
     alphas = []
     for head in range(heads):
@@ -20,19 +21,19 @@ def test_it_is_softmax_attention_with_scores_by_kv_head(
         wanted_D = alpha_T @ v_TGD[:, head // group].double()
         torch.testing.assert_close(result.out_HD[head].double(), wanted_D, atol=1e-5, rtol=1e-5)
         alphas.append(alpha_T)
-    assert result.scores_GT is not None
+    assert result.evidence is not None
     for kv_head in range(kv_heads):
         wanted_T = torch.stack(alphas[kv_head * group : (kv_head + 1) * group]).amax(dim=0)
         torch.testing.assert_close(
-            result.scores_GT[kv_head].double(), wanted_T, atol=1e-6, rtol=1e-5
+            result.evidence[kv_head].double(), wanted_T, atol=1e-6, rtol=1e-5
         )
 
 
 def test_scores_are_made_on_request_only_and_change_no_bit_of_the_output() -> None:
     q_HD, k_TGD, v_TGD = torch.randn(4, 16), torch.randn(50, 2, 16), torch.randn(50, 2, 16)
-    plain = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, scored=False)
-    scored = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, scored=True)
-    assert plain.scores_GT is None
+    plain = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, evidence=Evidence.NONE)
+    scored = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, evidence=Evidence.SCORES)
+    assert plain.evidence is None
     assert torch.equal(plain.out_HD, scored.out_HD)
 
 
@@ -40,9 +41,11 @@ def test_scores_of_a_narrow_dtype_are_float32_all_the_way() -> None:
     """Logits near 30 rounded to bfloat16 would be off by 10 % in probability."""
     q_HD, k_TGD = 8 * torch.randn(4, 16).bfloat16(), 2 * torch.randn(200, 2, 16).bfloat16()
     v_TGD = torch.randn(200, 2, 16).bfloat16()
-    result = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, scored=True)
-    wide = TorchDecodeAttention().attend(q_HD.float(), k_TGD.float(), v_TGD.float(), scored=True)
+    result = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, evidence=Evidence.SCORES)
+    wide = TorchDecodeAttention().attend(
+        q_HD.float(), k_TGD.float(), v_TGD.float(), evidence=Evidence.SCORES
+    )
     assert result.out_HD.dtype is torch.bfloat16
-    assert result.scores_GT is not None
-    assert wide.scores_GT is not None
-    torch.testing.assert_close(result.scores_GT, wide.scores_GT, atol=1e-6, rtol=1e-5)
+    assert result.evidence is not None
+    assert wide.evidence is not None
+    torch.testing.assert_close(result.evidence, wide.evidence, atol=1e-6, rtol=1e-5)

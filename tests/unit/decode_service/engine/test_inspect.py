@@ -72,7 +72,7 @@ def test_one_token_needs_no_step(tiny_model: Transformer) -> None:
         sparsity=None,
         max_tokens=1,
     )
-    assert report == {"token_ids": [8], "steps": []}
+    assert report == {"policy": "dense", "roles": ["full"] * 6, "token_ids": [8], "steps": []}
 
 
 def test_contradicting_tensors_are_refused(tiny_model: Transformer) -> None:
@@ -105,5 +105,5 @@ def test_a_trace_watches_one_row_of_a_batch(tiny_model: Transformer) -> None:
     ]
     trace = PageTrace(rows[0])
     make_runner(tiny_model, cache).step(rows, observer=trace)
-    assert trace.pages["0"] == [0, 1, 2, 3, 4]
-    assert len(trace.pages["2"]) == 4
+    assert trace.pages[0] == [0, 1, 2, 3, 4]
+    assert len(trace.pages[2]) == 4

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from decode_service.engine.kv_cache import LengthGroup, PagedKvCache
-from decode_service.engine.row_step import KvRead
+from decode_service.engine.kv_read import KvRead
+from decode_service.engine.runner import LayerRead
 from decode_service.engine.sequence import Sequence
 from shared.kv.geometry import PAGE_SIZE
 from shared.model.random import random_model
@@ -35,8 +36,8 @@ class Reads:
     def __init__(self) -> None:
         self.by_layer: dict[int, KvRead] = {}
 
-    def layer_read(self, row: Sequence, *, layer: int, read: KvRead) -> None:
-        self.by_layer[layer] = read
+    def layer_read(self, seen: LayerRead) -> None:
+        self.by_layer[seen.layer] = seen.read
 
 
 def logits_of(
@@ -51,8 +52,16 @@ def logits_of(
     """Logits of some greedy steps, [steps, V]."""
     prompt, _ = make_prompt(model, mode=mode, tokens=150, kept=95, seed=4)
     cache = cache if cache is not None else make_cache(model)
-    runner = make_runner(model, cache, force_sparse=force_sparse)
-    row = place(model, cache, prompt, first_token=11, sparsity=sparsity, max_tokens=32)
+    runner = make_runner(model, cache)
+    row = place(
+        model,
+        cache,
+        prompt,
+        first_token=11,
+        sparsity=sparsity,
+        max_tokens=32,
+        force_sparse=force_sparse,
+    )
     return torch.cat([advance(runner, [row]) for _ in range(steps)])
 
 
@@ -111,24 +120,23 @@ def test_a_sparse_layer_reads_nothing_but_its_pages(tiny_model: Transformer) -> 
     runner = make_runner(tiny_model, cache)
     row = place(tiny_model, cache, prompt, first_token=11, sparsity=DELTA)
     reads = Reads()
-    before, _ = runner.forward([row], observer=reads)
+    before_BV = runner.forward([row], observer=reads).logits_BV
     for layer, read in reads.by_layer.items():
-        if read.logical_P is None:
+        if read.selection is None:
             continue
         group = cache.group_of(layer)
         held = row.prompt.pages.of(group).table
-        unread = [p for p in held.tolist() if p not in read.table_P.tolist()]
+        unread = [p for p in held.tolist() if p not in read.table.tolist()]
         for paged in cache.pool_of(layer).paged(layer):
             paged[torch.tensor(unread)] = torch.nan
             last = (row.kv_length(group)) % PAGE_SIZE
-            paged[read.table_P[-1], last + 1 :] = torch.nan
-    assert {layer for layer, read in reads.by_layer.items() if read.logical_P is not None} == {
+            paged[read.table[-1], last + 1 :] = torch.nan
+    assert {layer for layer, read in reads.by_layer.items() if read.selection is not None} == {
         2,
         4,
         5,
     }
-    after, _ = runner.forward([row])
-    assert torch.equal(after, before)
+    assert torch.equal(runner.forward([row]).logits_BV, before_BV)
 
 
 def test_selected_pages_hold_the_first_the_recent_and_the_exact_number(
@@ -144,11 +152,11 @@ def test_selected_pages_hold_the_first_the_recent_and_the_exact_number(
         runner.forward([row], observer=reads)
         advance(runner, [row])
         for layer in (2, 4, 5):
-            logical = reads.by_layer[layer].logical_P
-            assert logical is not None
+            selection = reads.by_layer[layer].selection
+            assert selection is not None
             length = row.kv_length(cache.group_of(layer))
             last = (length - 1) // PAGE_SIZE
-            pages = logical.tolist()
+            (pages,) = selection.units_RU.tolist()
             assert len(pages) == 6
             assert pages == sorted(set(pages))
             assert {0, last - 2, last - 1, last} <= set(pages)
@@ -227,10 +235,9 @@ def test_a_repeated_forward_changes_nothing(tiny_model: Transformer) -> None:
     cache = make_cache(tiny_model)
     runner = make_runner(tiny_model, cache)
     row = place(tiny_model, cache, prompt, first_token=3, sparsity=DELTA)
-    first, reads = runner.forward([row])
-    again, reads_again = runner.forward([row])
-    assert torch.equal(first, again)
-    assert reads == reads_again
+    first, again = runner.forward([row]), runner.forward([row])
+    assert torch.equal(first.logits_BV, again.logits_BV)
+    assert first.attended == again.attended
     assert (row.steps, row.attended, row.dense) == (0, 0, 0)
 
 

@@ -7,23 +7,8 @@ from shared.errors import ManifestError
 from shared.model.transformer import Transformer
 from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import PositionKind
-from shared.types.methods import SparsityParams
 from shared.types.sampling import SamplingParams, StopConditions
 from tests.support.decode_rows import make_cache, make_prompt, place
-
-
-def test_a_delta_layer_serves_the_layouts_up_to_the_next_one(tiny_model: Transformer) -> None:
-    prompt, _ = make_prompt(tiny_model, mode="head", tokens=40, kept=20)
-    sparsity = SparsityParams(full_layers=(0, 4), page_budget=4, recency_pages=1)
-    row = place(tiny_model, make_cache(tiny_model), prompt, first_token=3, sparsity=sparsity)
-    assert row.prompt.layer_layouts == (0, 0, 1, 2, 3, 3)
-    assert row.targets == {0: (0, 1, 2), 4: (3,)}
-
-
-def test_a_dense_row_has_no_delta_layers(tiny_model: Transformer) -> None:
-    prompt, _ = make_prompt(tiny_model, mode="shared", tokens=40, kept=20)
-    row = place(tiny_model, make_cache(tiny_model), prompt, first_token=3, sparsity=None)
-    assert row.targets == {}
 
 
 def test_layers_of_one_group_must_hold_equally_many_slots(tiny_model: Transformer) -> None:
@@ -50,6 +35,8 @@ def test_stop_ids_are_banned_before_the_minimum_only(tiny_model: Transformer) ->
         key=HandoffKey("h"),
         prompt=placed.prompt,
         policy=policy_for(None, num_layers=6),
+        num_heads=placed.num_heads,
+        num_kv_heads=placed.num_kv_heads,
         sampling=SamplingParams(),
         stop=StopConditions(max_tokens=9, min_tokens=2, token_ids=(1, 5)),
         generated=[7],
