@@ -5,8 +5,11 @@ from typing import Protocol
 from decode_service.sparsity.base import PagePolicy
 from decode_service.sparsity.delta import DeltaPolicy
 from decode_service.sparsity.dense import DensePolicy
+from decode_service.sparsity.h2o import H2oPolicy
 from decode_service.sparsity.less_is_more import LessIsMorePolicy
 from decode_service.sparsity.oracle_topk import OracleTopkPolicy
+from decode_service.sparsity.quest import QuestPolicy
+from decode_service.sparsity.raas import RaasPolicy
 from decode_service.sparsity.random import RandomPolicy
 from decode_service.sparsity.recency import RecencyPolicy
 from decode_service.sparsity.streaming import StreamingPolicy
@@ -31,8 +34,12 @@ def page_policies() -> Registry[PolicyFactory]:
     registry: Registry[PolicyFactory] = Registry("page policy")
     registry.register(DensePolicy.name, DensePolicy.build)
     registry.register(DeltaPolicy.name, DeltaPolicy.build)
+    registry.register("quest", QuestPolicy.build)
+    registry.register("quest_shared", QuestPolicy.build_shared)
+    registry.register(RaasPolicy.name, RaasPolicy.build)
     registry.register(TidalPolicy.name, TidalPolicy.build)
     registry.register(LessIsMorePolicy.name, LessIsMorePolicy.build)
+    registry.register(H2oPolicy.name, H2oPolicy.build)
     registry.register(StreamingPolicy.name, StreamingPolicy.build)
     registry.register(RecencyPolicy.name, RecencyPolicy.build)
     registry.register(RandomPolicy.name, RandomPolicy.build)
