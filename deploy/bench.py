@@ -11,6 +11,7 @@ from rich.table import Table
 from loadtest.micro.decode import bench_decode
 from loadtest.micro.prefill import bench_prefill
 from shared.errors import ConfigError
+from shared.types.page_policies import PagePolicyName
 
 _MIB = 1024 * 1024
 
@@ -43,7 +44,14 @@ def run_prefill(
 
 
 def run_decode(
-    *, model: str, context: int, new_tokens: int, page_budget: int, repeats: int, as_json: bool
+    *,
+    model: str,
+    context: int,
+    new_tokens: int,
+    page_budget: int,
+    policy: PagePolicyName,
+    repeats: int,
+    as_json: bool,
 ) -> None:
     """Runs the decode benchmark and prints it.
 
@@ -55,6 +63,7 @@ def run_decode(
         context=context,
         new_tokens=new_tokens,
         page_budget=page_budget,
+        policy=policy,
         repeats=repeats,
         progress=_progress(as_json),
     )

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from shared.types.page_policies import PagePolicyName
+
 bench_app = typer.Typer(no_args_is_help=True, help="Speed of the engines against transformers.")
 
 Model = Annotated[str, typer.Option(help="Catalog name, folder or hub id.")]
@@ -39,11 +41,14 @@ def decode(
     model: Model = "smollm2",
     context: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 4096,
     new_tokens: Annotated[int, typer.Option(min=1, help="Decode steps of one run.")] = 64,
-    page_budget: Annotated[int, typer.Option(min=1, help="DELTA's page budget K.")] = 16,
+    page_budget: Annotated[int, typer.Option(min=1, help="Page budget K.")] = 16,
+    policy: Annotated[
+        PagePolicyName, typer.Option(help="What is compared with dense.")
+    ] = PagePolicyName.DELTA,
     repeats: Repeats = 5,
     as_json: Json = False,
 ) -> None:
-    """Greedy tokens per second of one row, dense and with DELTA, arms alternating.
+    """Greedy tokens per second of one row, dense and with a page policy, arms alternating.
 
     JSON keys: arms, speedup, attended, dense, parity, sparsity, command, commit, hardware, threads
     and the sizes.
@@ -55,6 +60,7 @@ def decode(
         context=context,
         new_tokens=new_tokens,
         page_budget=page_budget,
+        policy=policy,
         repeats=repeats,
         as_json=as_json,
     )

@@ -1,14 +1,16 @@
 """The `tandem inspect` sub-commands: flags in, `deploy.inspect` does the work."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from shared.errors import ConfigError
-from shared.types.methods import Aggregation, KvSelect
+from shared.types.methods import Aggregation, KvSelect, PageHeads, PageLayout
 from shared.types.options import RequestOptions, TokenRange
+from shared.types.page_policies import PagePolicyName
 
 inspect_app = typer.Typer(no_args_is_help=True, help="What the two methods choose, in one process.")
 
@@ -35,6 +37,21 @@ Protect = Annotated[
 Mass = Annotated[float | None, typer.Option(help="Keep what holds this share of the attention.")]
 MinRate = Annotated[float | None, typer.Option(help="Least keep rate that --mass may come to.")]
 MaxRate = Annotated[float | None, typer.Option(help="Largest keep rate that --mass may come to.")]
+Policy = Annotated[PagePolicyName | None, typer.Option(help="What chooses the pages.")]
+PageBudget = Annotated[int | None, typer.Option(help="Pages K, recency included.")]
+Recency = Annotated[int | None, typer.Option(help="Recency pages L, always read.")]
+Layout = Annotated[
+    PageLayout | None, typer.Option(help="How a choice serves layers that hold other tokens.")
+]
+Heads = Annotated[PageHeads | None, typer.Option(help="One choice, or one a KV head.")]
+Refresh = Annotated[int | None, typer.Option(help="Steps between two choices.")]
+PageMass = Annotated[
+    float | None, typer.Option(help="Pages with this share of the score, --page-budget at most.")
+]
+Png = Annotated[Path | None, typer.Option(help="Picture to write; needs the extra `eval`.")]
+Layer = Annotated[
+    int | None, typer.Option(help="Layer of the picture; the last one that skips a page if unset.")
+]
 Profile = Annotated[str, typer.Option(help="Profile name or TOML file; the model's own if empty.")]
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Model cache.")]
@@ -86,7 +103,6 @@ def prune(
             "kv_rate": kv_rate,
         },
         options=_options(keep, protect, mass, min_rate, max_rate),
-        sparsity={},
     )
     run_prune(request, as_json=as_json)
 
@@ -114,17 +130,27 @@ def pages(
     full_layers: Annotated[
         str | None, typer.Option(help="Layers with full attention, as 0,1,2,14,22.")
     ] = None,
-    page_budget: Annotated[int | None, typer.Option(help="Pages K, recency included.")] = None,
-    recency: Annotated[int | None, typer.Option(help="Recency pages L, always read.")] = None,
+    policy: Policy = None,
+    page_budget: PageBudget = None,
+    recency: Recency = None,
+    layout: Layout = None,
+    heads: Heads = None,
+    refresh: Refresh = None,
+    page_mass: PageMass = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens, the first counted.")] = 32,
     profile: Profile = "",
     dtype: Dtype = "float32",
     cache_dir: CacheDir = None,
+    png: Png = None,
+    layer: Layer = None,
     as_json: Json = False,
 ) -> None:
-    """Which KV pages DELTA reads at each step, greedily. Without a flag the profile decides.
+    """Which KV pages layers read at each step, greedily. Without a flag the profile decides.
 
-    JSON keys: token_ids (begins with the first token), steps [{position, layers, attended, dense}].
+    JSON keys: policy, roles (of the layers), pages (the policy's parameters), token_ids (begins
+    with the first token), steps [{position, layers, unit, refreshed, churn, attended, dense}],
+    picture ({file, layer}, with --png). A unit is a page of 16 slots or one slot; where heads
+    choose apart, a layer has a list a head.
     """
     from deploy.inspect import InspectRequest, run_pages
 
@@ -140,14 +166,19 @@ def pages(
             "ranker": ranker,
             "kv_rate": kv_rate,
         },
-        options=_options(keep, protect, mass, min_rate, max_rate),
-        sparsity={
-            "full_layers": None if full_layers is None else parse_layers(full_layers),
-            "page_budget": page_budget,
-            "recency_pages": recency,
-        },
+        options=replace(
+            _options(keep, protect, mass, min_rate, max_rate),
+            page_policy=policy,
+            page_budget=page_budget,
+            recency_pages=recency,
+            page_layout=layout,
+            page_heads=heads,
+            page_refresh=refresh,
+            page_mass=page_mass,
+        ),
+        full_layers=None if full_layers is None else parse_layers(full_layers),
     )
-    run_pages(request, max_tokens=max_tokens, as_json=as_json)
+    run_pages(request, max_tokens=max_tokens, png=png, layer=layer, as_json=as_json)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from rich.table import Table
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.inspect import inspect_pages
 from decode_service.engine.solo import PromptTensors
+from deploy.page_picture import check_drawing, write_picture
 from prefill_service.engine.inspect import (
     NO_OVERRIDES,
     CapturedPrefill,
@@ -24,11 +25,14 @@ from prefill_service.engine.inspect import (
 )
 from prefill_service.engine.runner import DEFAULT_CHUNK_TOKENS
 from shared.errors import ConfigError, InvalidRequestError
+from shared.kv.geometry import PAGE_SIZE
 from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel, load_model
 from shared.tokenizer.tokenizer import Tokenizer
+from shared.types.effective import effective_sparsity
 from shared.types.methods import PruningParams, SparsityParams
 from shared.types.options import RequestOptions
+from shared.types.page_summary import summary_of
 
 _SHOWN = 12
 
@@ -49,12 +53,12 @@ class InspectRequest:
     """float32 or bfloat16."""
     pruning: Mapping[str, Any]
     """Fields of PruningParams to change."""
-    sparsity: Mapping[str, Any]
-    """Fields of SparsityParams to change."""
+    full_layers: tuple[int, ...] | None = None
+    """F in place of the profile's."""
     profile: str = ""
     """Profile name or path; empty takes the model's own."""
     options: RequestOptions = NO_OVERRIDES
-    """What a request may ask of the selection."""
+    """What a request may ask of both methods."""
 
 
 def run_prune(request: InspectRequest, *, as_json: bool) -> int:
@@ -90,33 +94,68 @@ def run_prune(request: InspectRequest, *, as_json: bool) -> int:
     return 0
 
 
-def run_pages(request: InspectRequest, *, max_tokens: int, as_json: bool) -> int:
+def run_pages(
+    request: InspectRequest,
+    *,
+    max_tokens: int,
+    as_json: bool,
+    png: Path | None = None,
+    layer: int | None = None,
+) -> int:
     """Prefills the prompt, decodes greedily and prints the pages that each layer read.
+
+    Args:
+        request: what to inspect.
+        max_tokens: tokens to generate, the first one counted.
+        as_json: print the whole report.
+        png: picture to write.
+        layer: layer of the picture.
 
     Raises:
         TandemError: the prompt, the model or a parameter is wrong.
     """
+    check_drawing(png, layer=layer, max_tokens=max_tokens)
     loaded, captured = _prefill(request)
+    prompt, sparsity = prompt_tensors(captured), _sparsity(loaded, request)
     report = inspect_pages(
         loaded.model,
         attention=TorchDecodeAttention(),
-        prompt=prompt_tensors(captured),
+        prompt=prompt,
         first_token=int(captured.output.logits_V.argmax()),
-        sparsity=_sparsity(loaded, request),
+        sparsity=sparsity,
         max_tokens=max_tokens,
     )
+    pages = summary_of(sparsity)
+    report["pages"] = pages.to_json()
+    if png is not None:
+        shown = write_picture(png, report, prompt=prompt, pages=pages, layer=layer)
+        report["picture"] = {"file": str(png), "layer": shown}
     if as_json:
         print(json.dumps(report))
         return 0
-    table = Table("position", "token", "attended", "dense", "pages of the last layer")
+    table = Table("position", "token", "attended", "dense", "read by the last layer")
+    name = str(loaded.model.config.num_layers - 1)
     for token, step in zip(report["token_ids"], report["steps"], strict=False):
-        last = step["layers"][str(loaded.model.config.num_layers - 1)]
-        pages = ", ".join(map(str, last[-_SHOWN:]))
+        units = step["layers"][name]
         table.add_row(
-            str(step["position"]), str(token), str(step["attended"]), str(step["dense"]), pages
+            str(step["position"]),
+            str(token),
+            str(step["attended"]),
+            str(step["dense"]),
+            _units_text(units, unit=step["unit"][name]),
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if png is not None:
+        console.print(f"layer {report['picture']['layer']} is drawn in {png}", soft_wrap=True)
     return 0
+
+
+def _units_text(units: list[Any], *, unit: int) -> str:
+    """The last pages or slots of a layer; of the first head where heads choose apart."""
+    apart = bool(units) and isinstance(units[0], list)
+    shown = ", ".join(map(str, (units[0] if apart else units)[-_SHOWN:]))
+    return ("" if unit == PAGE_SIZE else "slots ") + shown + (" (head 0)" if apart else "")
 
 
 def prompt_tensors(captured: CapturedPrefill) -> PromptTensors:
@@ -190,15 +229,16 @@ def _pruning(loaded: LoadedModel, request: InspectRequest) -> PruningParams:
     return replace(loaded.profile.pruning, **_given(request.pruning))
 
 
-def _sparsity(loaded: LoadedModel, request: InspectRequest) -> SparsityParams:
-    sparsity = replace(loaded.profile.sparsity, **_given(request.sparsity))
+def _sparsity(loaded: LoadedModel, request: InspectRequest) -> SparsityParams | None:
+    """What a server with this profile would make of the request."""
+    sparsity = replace(loaded.profile.sparsity, **_given({"full_layers": request.full_layers}))
     depth = loaded.model.config.num_layers
     if sparsity.full_layers[-1] >= depth:
         raise ConfigError(
             f"--full-layers names layer {sparsity.full_layers[-1]}, but the model has {depth} "
             f"layers, 0 to {depth - 1}; leave it out"
         )
-    return sparsity
+    return effective_sparsity(sparsity, request.options)
 
 
 def _given(changes: Mapping[str, Any]) -> dict[str, Any]:

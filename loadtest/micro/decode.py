@@ -1,7 +1,7 @@
-"""Decode speed of one row: dense and DELTA against transformers, arms alternating in one process.
+"""Decode speed of one row: dense and a page policy against transformers, arms alternating.
 
-All arms continue the same prompt from the same KV. Nothing is measured before our dense tokens
-equal transformers'.
+All arms run in one process and continue the same prompt from the same KV. Nothing is measured
+before our dense tokens equal transformers'.
 """
 
 import dataclasses
@@ -20,7 +20,11 @@ from loadtest.micro.prompt import real_prompt
 from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer
 from shared.model.weights import load_model
+from shared.types.effective import effective_sparsity
 from shared.types.methods import SparsityParams
+from shared.types.options import RequestOptions
+from shared.types.page_policies import PagePolicyName
+from shared.types.page_summary import summary_of
 
 NEAR_TIE = 1e-3
 """Top-2 logit gap below which a step may differ between exact implementations."""
@@ -44,12 +48,13 @@ class _Arm:
         return row, time.perf_counter() - started
 
 
-def bench_decode(
+def bench_decode(  # noqa: PLR0913 - a flag of the command each
     *,
     model: str,
     context: int,
     new_tokens: int,
     page_budget: int,
+    policy: PagePolicyName = PagePolicyName.DELTA,
     repeats: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -59,7 +64,8 @@ def bench_decode(
         model: catalog name, folder or hub id; runs in float32.
         context: prompt tokens.
         new_tokens: decode steps of one run.
-        page_budget: DELTA's K; its other parameters come from the model's profile.
+        page_budget: K; other parameters come from the model's profile.
+        policy: what is compared with dense.
         repeats: runs of each arm.
         progress: is told what happens, one line at a time.
 
@@ -69,19 +75,23 @@ def bench_decode(
 
     Raises:
         ConfigError: the sizes do not fit the model or each other.
+        InvalidRequestError: the policy does not run on this budget; dense has none.
         InternalError: our dense tokens are not transformers'.
     """
     if min(new_tokens, repeats) < 1:
         raise ConfigError("new_tokens and repeats must be at least 1 each; raise the lower one")
     loaded = load_model(model)
-    sparsity = dataclasses.replace(loaded.profile.sparsity, page_budget=page_budget)
+    sparsity = effective_sparsity(
+        loaded.profile.sparsity, RequestOptions(page_policy=policy, page_budget=page_budget)
+    )
+    assert sparsity is not None, "the mode is auto"
     token_ids = real_prompt(loaded, tokens=context, room=new_tokens)
     progress(f"transformers reads a prompt of {context} tokens")
     peer = TransformersPeer(loaded.folder)
     prompt = peer.prefill(token_ids)
     arms = {
         name: _arm(loaded.model, prompt, peer.first_token, params, new_tokens=new_tokens)
-        for name, params in (("dense", None), ("delta", sparsity))
+        for name, params in (("dense", None), (policy.value, sparsity))
     }
     parity = _check_parity(peer, arms["dense"], steps=new_tokens)
     progress(f"dense tokens equal transformers' over {parity['compared']} steps")
@@ -93,14 +103,14 @@ def bench_decode(
         "context": context,
         "new_tokens": new_tokens,
         "repeats": repeats,
-        "sparsity": {**dataclasses.asdict(sparsity), "full_layers": list(sparsity.full_layers)},
+        "sparsity": {**summary_of(sparsity).to_json(), "full_layers": list(sparsity.full_layers)},
         "parity": parity,
         **_speeds(seconds, steps=new_tokens),
         "attended": {name: row.attended / new_tokens for name, row in rows.items()},
         "dense": rows["dense"].dense / new_tokens,
         **provenance(
             command=f"tandem bench decode --model {model} --context {context} --new-tokens "
-            f"{new_tokens} --page-budget {page_budget} --repeats {repeats}"
+            f"{new_tokens} --page-budget {page_budget} --policy {policy.value} --repeats {repeats}"
         ),
     }
 

@@ -159,7 +159,10 @@ def _fitting(profile: ModelProfile, config: ModelConfig, *, model_hash: str) -> 
             profile.sparsity.full_layers[-1] < depth,
             f"full layer {profile.sparsity.full_layers[-1]}",
         ),
-        ((correction_layer or 0) < depth, f"correction_layer {correction_layer}"),
+        (
+            correction_layer is None or correction_layer < depth - 1,
+            f"correction_layer {correction_layer}",
+        ),
         (
             not (model_hash and fit.hash) or fit.hash == model_hash,
             f"it was calibrated on the weights {fit.hash:.12}, these are {model_hash:.12}",

@@ -25,25 +25,25 @@ class PagePolicyName(StrEnum):
 
     @property
     def reads(self) -> frozenset[str]:
-        """Fields of `SparsityParams`, among those that a request may set, that it looks at."""
+        """Fields of `SparsityParams`, the policy's name aside, that it looks at."""
         return _READS[self]
 
 
-_BUDGET = frozenset({"page_budget"})
-_BUDGET_AND_RECENCY = _BUDGET | {"recency_pages"}
-_READS = {
+_LAYERS_AND_BUDGET = frozenset({"full_layers", "page_budget"})
+_OPTIONS_OF_DELTA = frozenset({"recency_pages", "layout", "heads", "refresh_every", "mass"})
+_READS: dict[PagePolicyName, frozenset[str]] = {
     PagePolicyName.DENSE: frozenset(),
-    PagePolicyName.DELTA: _BUDGET_AND_RECENCY | {"layout", "heads", "refresh_every", "mass"},
-    PagePolicyName.QUEST: _BUDGET_AND_RECENCY,
-    PagePolicyName.QUEST_SHARED: _BUDGET_AND_RECENCY,
-    PagePolicyName.RAAS: _BUDGET_AND_RECENCY,
-    PagePolicyName.TIDAL: _BUDGET,
-    PagePolicyName.LESS_IS_MORE: _BUDGET,
-    PagePolicyName.H2O: _BUDGET,
-    PagePolicyName.STREAMING: _BUDGET,
-    PagePolicyName.RECENCY: _BUDGET,
-    PagePolicyName.RANDOM: _BUDGET_AND_RECENCY,
-    PagePolicyName.ORACLE_TOPK: _BUDGET_AND_RECENCY,
+    PagePolicyName.DELTA: _LAYERS_AND_BUDGET | _OPTIONS_OF_DELTA,
+    PagePolicyName.QUEST: frozenset({"page_budget"}),
+    PagePolicyName.QUEST_SHARED: frozenset({"page_budget"}),
+    PagePolicyName.RAAS: frozenset({"page_budget", "recency_pages"}),
+    PagePolicyName.TIDAL: frozenset({"page_budget", "correction_layer"}),
+    PagePolicyName.LESS_IS_MORE: frozenset({"page_budget", "correction_layer", "recent_share"}),
+    PagePolicyName.H2O: frozenset({"page_budget", "recent_share"}),
+    PagePolicyName.STREAMING: frozenset({"page_budget"}),
+    PagePolicyName.RECENCY: _LAYERS_AND_BUDGET,
+    PagePolicyName.RANDOM: _LAYERS_AND_BUDGET | {"recency_pages", "seed"},
+    PagePolicyName.ORACLE_TOPK: _LAYERS_AND_BUDGET | {"recency_pages"},
 }
 
 

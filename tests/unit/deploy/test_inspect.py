@@ -111,11 +111,14 @@ def test_keep_1_keeps_all(base):
 def test_pages_reports_what_each_layer_reads(base):
     flags = ["--full-layers", "0,1,3", "--page-budget", "4", "--recency", "1", "--max-tokens", "5"]
     report = json.loads(invoke("pages", *base, "--keep", "1", *flags, "--json"))
-    assert set(report) == {"token_ids", "steps"}
+    assert set(report) == {"policy", "roles", "pages", "token_ids", "steps"}
+    assert report["pages"]["page_budget"] == 4
     assert len(report["token_ids"]) == 5
     assert [step["position"] for step in report["steps"]] == [120, 121, 122, 123]
     first = report["steps"][0]
-    assert set(first) == {"position", "layers", "attended", "dense"}
+    assert set(first) == {
+        "position", "layers", "unit", "refreshed", "churn", "attended", "dense",
+    }  # fmt: skip
     assert first["layers"]["0"] == list(range(8))
     assert len(first["layers"]["2"]) == 4
     assert first["layers"]["2"][-1] == 7
@@ -126,7 +129,7 @@ def test_pages_reports_what_each_layer_reads(base):
 def test_first_token_of_pages_is_that_of_prune(base):
     pruned = json.loads(invoke("prune", *base, *PRUNE, "--json"))
     paged = json.loads(invoke("pages", *base, *PRUNE, "--max-tokens", "1", "--json"))
-    assert paged == {"token_ids": [pruned["first_token_id"]], "steps": []}
+    assert (paged["token_ids"], paged["steps"]) == ([pruned["first_token_id"]], [])
 
 
 def test_text_prompt_and_tables(tmp_path, tiny_model_dir):

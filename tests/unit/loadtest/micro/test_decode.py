@@ -7,6 +7,7 @@ from loadtest.micro.decode import bench_decode
 from loadtest.micro.decode_peer import TransformersPeer
 from loadtest.micro.measure import paired_ratios, spread
 from shared.errors import ConfigError, InternalError
+from shared.types.page_policies import PagePolicyName
 
 
 def test_it_reports_all_arms_and_where_they_ran(tiny_model_dir: Path) -> None:
@@ -24,6 +25,7 @@ def test_it_reports_all_arms_and_where_they_ran(tiny_model_dir: Path) -> None:
     assert all(len(arm["seconds"]) == 3 for arm in report["arms"].values())
     for ratio in report["speedup"].values():
         assert 0 < ratio["min"] <= ratio["median"] <= ratio["max"]
+    assert report["sparsity"]["policy"] == "delta"
     assert report["parity"]["equal"]
     assert report["attended"]["dense"] == report["dense"]
     assert report["attended"]["delta"] < report["dense"]
@@ -32,6 +34,21 @@ def test_it_reports_all_arms_and_where_they_ran(tiny_model_dir: Path) -> None:
     assert "--context 200" in report["command"]
     assert json.loads(json.dumps(report)) == report
     assert lines[-1].startswith("repeat 3 of 3")
+
+
+def test_another_policy_is_an_arm_of_its_name(tiny_model_dir: Path) -> None:
+    report = bench_decode(
+        model=str(tiny_model_dir),
+        context=200,
+        new_tokens=2,
+        page_budget=3,
+        policy=PagePolicyName.STREAMING,
+        repeats=1,
+        progress=lambda _line: None,
+    )
+    assert set(report["arms"]) == {"transformers", "dense", "streaming"}
+    assert report["attended"]["streaming"] < report["dense"]
+    assert "--policy streaming" in report["command"]
 
 
 def test_no_speed_is_claimed_on_wrong_tokens(
