@@ -1,27 +1,18 @@
 """One evaluation from flags to results: loads the model, opens the folder, runs the study."""
 
-import dataclasses
-import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from enum import Enum
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from loadtest.micro.measure import provenance
+from loadtest.origin import run_of
 from loadtest.quality.oracle import OracleSwitches
 from loadtest.quality.runner import Setup
 from loadtest.quality.settings import StudySettings
-from loadtest.quality.store import ResultStore, Run
+from loadtest.quality.store import ResultStore
 from loadtest.quality.study import Progress, Study
 from shared.errors import ConfigError
 from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel, load_model
 from shared.tokenizer.tokenizer import Tokenizer
-from shared.types.methods import PruningParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +69,9 @@ def run_evaluation(request: EvaluationRequest, *, progress: Progress) -> bool:
         draft=draft.model,
         switches=OracleSwitches(),
     )
-    run = store.open_run(_run(request, loaded))
+    run = store.open_run(
+        run_of(loaded, dtype=request.dtype, command=request.command, commit=request.commit)
+    )
     study = Study(setup, settings=request.settings, store=store, run=run.run, progress=progress)
     return study.run()
 
@@ -91,40 +84,3 @@ def _load(request: EvaluationRequest, spec: str) -> LoadedModel:
         cache_dir=request.cache_dir,
         profile=request.profile if spec == request.model else "",
     )
-
-
-def _run(request: EvaluationRequest, loaded: LoadedModel) -> Run:
-    found = provenance(command=request.command)
-    changed = " with uncommitted changes" if found["uncommitted_changes"] else ""
-    return Run(
-        run=0,
-        command=request.command,
-        commit=request.commit or f"{found['commit']}{changed}",
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        hardware=_hardware(loaded.model.device, found["hardware"], threads=found["threads"]),
-        software=(
-            f"Python {platform.python_version()}, torch {found['torch']}, "
-            f"transformers {found['transformers']}"
-        ),
-        model=loaded.name,
-        model_hash=loaded.model.identity(loaded.name).model_hash,
-        dtype=request.dtype,
-        profile=loaded.profile.label,
-        pruning={name: _plain(value) for name, value in _fields(loaded.profile.pruning).items()},
-    )
-
-
-def _hardware(device: torch.device, cpu: Mapping[str, Any], *, threads: int) -> str:
-    if device.type == "cuda":
-        return f"one {torch.cuda.get_device_name(device)}"
-    return f"{cpu['cpu']}, {threads} of {cpu['cores']} cores"
-
-
-def _fields(params: PruningParams) -> dict[str, Any]:
-    return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401  values of any one parameter
-    if isinstance(value, Enum):
-        return value.value
-    return list(value) if isinstance(value, tuple) else value
