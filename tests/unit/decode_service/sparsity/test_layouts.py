@@ -47,3 +47,32 @@ def test_damaged_layouts_are_refused(
 ) -> None:
     with pytest.raises(ManifestError):
         build(kind, positions, slots=slots)
+
+
+def mapped(*rows: list[int]) -> KvLayout:
+    kind = PositionKind.SHARED if len(rows) == 1 else PositionKind.PER_HEAD
+    return KvLayout(kind=kind, slots=len(rows[0]), positions_RN=torch.tensor(rows))
+
+
+WHOLE = KvLayout(kind=PositionKind.IDENTITY, slots=3, positions_RN=None)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (WHOLE, WHOLE, True),
+        (WHOLE, mapped([0, 1, 2]), True),
+        (WHOLE, mapped([0, 1, 2], [0, 1, 2]), True),
+        (WHOLE, mapped([0, 2]), False),
+        (mapped([0, 2]), mapped([0, 2]), True),
+        (mapped([0, 2]), mapped([0, 1]), False),
+        (mapped([0, 2]), mapped([0, 2], [0, 2]), True),
+        (mapped([0, 2]), mapped([0, 2], [0, 1]), False),
+        (mapped([0, 2], [0, 1]), mapped([0, 2], [0, 1]), True),
+    ],
+)
+def test_layouts_are_the_same_by_what_they_hold_and_not_by_their_kind(
+    one: KvLayout, other: KvLayout, same: bool
+) -> None:
+    assert one.same_positions(other) is same
+    assert other.same_positions(one) is same

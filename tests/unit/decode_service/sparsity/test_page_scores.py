@@ -1,8 +1,14 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode_service.sparsity.page_scores import page_sums, token_scores, top_pages
+from decode_service.sparsity.page_scores import (
+    page_sums,
+    pages_for_mass,
+    token_scores,
+    top_pages,
+)
 
 
 def test_token_scores_take_the_largest_probability_of_a_kv_heads_queries() -> None:
@@ -63,3 +69,46 @@ def test_selection_is_sorted_unique_exact_and_best(
     chosen = [(-scores[p], p) for p in pages if p not in forced]
     dropped = [(-scores[p], p) for p in range(count) if p not in pages]
     assert not chosen or not dropped or max(chosen) < min(dropped)
+
+
+def test_every_row_is_chosen_for_itself() -> None:
+    scores_RP = torch.tensor([[0.0, 0.1, 0.9, 0.3, 0.0, 0.0], [0.0, 0.8, 0.1, 0.7, 0.0, 0.0]])
+    pages = top_pages(scores_RP, budget=4, recency=1)
+    assert pages.tolist() == [[0, 2, 3, 5], [0, 1, 3, 5]]
+    assert top_pages(scores_RP, budget=6, recency=1).tolist() == [[0, 1, 2, 3, 4, 5]] * 2
+
+
+@pytest.mark.parametrize(
+    ("mass", "count"), [(0.1, 3), (0.5, 3), (0.75, 4), (0.8, 5), (0.9, 6), (1.0, 7)]
+)
+def test_the_fewest_pages_that_hold_a_share_include_the_forced_ones(
+    mass: float, count: int
+) -> None:
+    eighths = torch.tensor([2.0, 0.0, 1.0, 2.0, 0.5, 0.5, 1.5, 0.5]) / 8
+    # Forced: page 0 and the last two, 4 eighths; then 2, 1, and twice a half.
+    assert pages_for_mass(eighths, mass=mass, recency=2) == count
+
+
+def test_the_share_is_held_in_every_row_and_what_is_no_number_holds_nothing() -> None:
+    scores_RP = torch.tensor([[1.0, 0.0, 0.0, torch.nan, 1.0], [0.25, 0.25, 0.25, 0.0, 0.25]])
+    assert pages_for_mass(scores_RP[:1], mass=0.9, recency=1) == 2
+    assert pages_for_mass(scores_RP, mass=0.9, recency=1) == 4
+
+
+@given(
+    scores=st.lists(st.integers(0, 50), min_size=4, max_size=60),
+    recency=st.integers(1, 3),
+    mass=st.sampled_from([0.01, 0.25, 0.5, 0.75, 1.0]),
+)
+def test_no_smaller_choice_holds_the_share(scores: list[int], recency: int, mass: float) -> None:
+    scores_P = torch.tensor(scores, dtype=torch.float32)
+    count = pages_for_mass(scores_P, mass=mass, recency=recency)
+
+    def held(budget: int) -> int:
+        return sum(
+            scores[page] for page in top_pages(scores_P, budget=budget, recency=recency).tolist()
+        )
+
+    assert recency + 1 <= count <= len(scores)
+    assert held(count) >= mass * sum(scores)
+    assert count == recency + 1 or held(count - 1) < mass * sum(scores)
