@@ -40,6 +40,17 @@ def test_bounds_kept_page_by_page_equal_those_made_anew(prompt):
         grown.keep(kv.length // 16)
 
 
+def test_bounds_that_were_kept_survive_when_the_row_outgrows_its_room():
+    row = GrowingRow(plain_facts(160, num_layers=1), steps=2000)
+    bounds = PageBounds()
+    bounds.cover(row.kv(0, 1), num_pages=10)
+    bounds.keep(10)
+    kv = row.kv(0, 2000)
+    grown = bounds.cover(kv, num_pages=135)
+    assert torch.equal(grown, page_bounds(kv.keys_TGD))
+    assert row.asked[0] == [0, 10]
+
+
 def test_keys_of_full_pages_are_read_once_and_then_only_the_last_page():
     row = GrowingRow(plain_facts(60, num_layers=1), steps=10)
     bounds = PageBounds()
