@@ -1,4 +1,4 @@
-"""The wiring of a decode worker: settings in, a serving process out; names every concrete class."""
+"""The wiring of a decode worker: settings in, a serving process out."""
 
 import asyncio
 import json
@@ -6,29 +6,22 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from decode_service.config import DecodeConfig
+from decode_service.engine.assembly import Core, build_core
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.banner import banner
 from decode_service.engine.caretaker import CareSettings, Caretaker
 from decode_service.engine.drain import drain
-from decode_service.engine.engine import DecodeEngine
-from decode_service.engine.handoffs import ReservationLimits
-from decode_service.engine.intake import Intake
+from decode_service.engine.drift import DriftCheck
+from decode_service.engine.drift_alarm import DriftAlarm
 from decode_service.engine.loading import load
-from decode_service.engine.memory import WorkerMemory, allocate
 from decode_service.engine.recorder import MetricsRecorder
-from decode_service.engine.reservations import ReservationTable
-from decode_service.engine.runner import DecodeRunner
-from decode_service.engine.scheduler import Scheduler
 from decode_service.engine.status import TokenRate, WorkerLoad, measure_load
-from decode_service.engine.verify import ManifestVerifier
 from decode_service.engine.warm_up import warm_up
-from decode_service.engine.worker import DecodeWorker, WorkerSettings
 from decode_service.rpc import control_servicer, decode_servicer
 from decode_service.rpc.control_servicer import CAPABILITIES, ControlServicer
 from decode_service.rpc.decode_servicer import DecodeServicer
@@ -43,10 +36,8 @@ from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
 from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
-from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport import grpc_receiver, grpc_stream
 from shared.transport.hello import Peer
-from shared.types.model_identity import ModelIdentity
 from shared.types.worker_info import WorkerInfo
 
 ROLE = "decode"
@@ -55,81 +46,6 @@ TRANSPORTS = (grpc_stream.NAME,)
 STOP_GRACE_S = 1.0
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
-    """The parts of a worker that hold memory and do work."""
-
-    memory: WorkerMemory
-    """Pages and slab."""
-    runner: DecodeRunner
-    """Steps rows."""
-    worker: DecodeWorker
-    """Everything but the network."""
-
-    @property
-    def identity(self) -> ModelIdentity:
-        """The model as peers compare it."""
-        return self.memory.capacity.identity
-
-
-def build_core(config: DecodeConfig, loaded: LoadedModel, *, recorder: MetricsRecorder) -> Core:
-    """Allocates memory and joins the parts; inside the running loop. The engine is not started."""
-    memory = allocate(config, loaded)
-    runner = DecodeRunner(loaded.model, memory.cache, attention=TorchDecodeAttention())
-    engine = DecodeEngine(
-        runner,
-        Scheduler(max_batch=config.max_batch),
-        clock=time.monotonic,
-        on_step=recorder.step_done,
-    )
-    table = ReservationTable(
-        memory.slab,
-        memory.cache,
-        capacity=memory.capacity,
-        limits=_limits(config),
-        clock=time.monotonic,
-    )
-    vocab_size = loaded.model.config.vocab_size
-    worker = DecodeWorker(
-        table=table,
-        intake=_intake(config, memory, table=table, engine=engine, vocab_size=vocab_size),
-        engine=engine,
-        tokenizer=Tokenizer.from_folder(loaded.folder),
-        settings=WorkerSettings(
-            capacity=memory.capacity,
-            sparsity=loaded.profile.sparsity,
-            vocab_size=vocab_size,
-            commit_wait_s=config.commit_wait_s,
-            stream_queue_tokens=config.stream_queue_tokens,
-        ),
-        observer=recorder,
-        clock=time.monotonic,
-    )
-    return Core(memory=memory, runner=runner, worker=worker)
-
-
-def _intake(
-    config: DecodeConfig,
-    memory: WorkerMemory,
-    *,
-    table: ReservationTable,
-    engine: DecodeEngine,
-    vocab_size: int,
-) -> Intake:
-    verifier = ManifestVerifier(
-        memory.cache, identity=memory.capacity.identity, vocab_size=vocab_size
-    )
-    return Intake(
-        table,
-        slab=memory.slab,
-        cache=memory.cache,
-        engine=engine,
-        verifier=verifier,
-        clock=time.monotonic,
-        commit_wait_s=config.commit_wait_s,
-    )
 
 
 class DecodeServer:
@@ -147,6 +63,7 @@ class DecodeServer:
         self.finished = asyncio.Event()
         self._registry = CollectorRegistry()
         self._rate = TokenRate(time.monotonic)
+        self._drift_alarm = DriftAlarm(level=config.drift_alarm, clock=time.monotonic)
         self._phases: dict[str, float] = {}
         self._core: Core | None = None
         self._rpc: RpcServer | None = None
@@ -199,13 +116,16 @@ class DecodeServer:
         self._presence = Presence(
             self._rpc.health,
             load=self.present_load,
+            note=lambda: self._drift_alarm.note,
             publisher=RedisDiscovery(RedisSettings(url=url)) if url else None,
         )
         with self._timed("weights"):
             loaded = await asyncio.to_thread(load, self.config)
         with self._timed("cache"):
             recorder = self._make_recorder(loaded)
-            self._core = build_core(self.config, loaded, recorder=recorder)
+            self._core = build_core(
+                self.config, loaded, recorder=recorder, on_drift=self._drift_checked
+            )
             self._recorder = recorder
         with self._timed("warm_up"):
             await asyncio.to_thread(warm_up, self.core.runner, self.core.memory.cache)
@@ -363,6 +283,11 @@ class DecodeServer:
             expired = self.core.worker.table.counters.expired
             self._recorder.refresh(self.present_load(), expired=expired)
 
+    def _drift_checked(self, check: DriftCheck) -> None:
+        low = self._drift_alarm.judge(check)
+        if self._recorder is not None:
+            self._recorder.drift_checked(check, low=low)
+
     def _give_up(self, _why: str) -> None:
         self.exit_code = ExitCode.FAILURE
         self.finished.set()
@@ -370,15 +295,6 @@ class DecodeServer:
     async def _drain(self, cap_s: float) -> None:
         await drain(self.core.worker.table, cap_s=cap_s)
         self.finished.set()
-
-
-def _limits(config: DecodeConfig) -> ReservationLimits:
-    return ReservationLimits(
-        lease_s=config.lease_s,
-        adopt_lease_s=config.adopt_lease_s,
-        quarantine_s=config.quarantine_s,
-        remember_s=config.remember_s,
-    )
 
 
 def _rejected_backends(loaded: LoadedModel) -> tuple[str, ...]:

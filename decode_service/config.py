@@ -70,6 +70,12 @@ class DecodeConfig:
     """Seconds without progress after which the process ends itself; 0 never does."""
     drain_s: float = 60.0
     """Longest seconds that a drain waits for running answers."""
+    drift_every: int = 0
+    """Steps of an answer between two drift checks, which weigh what its sparse layers read against
+    full attention; 0 never checks."""
+    drift_alarm: float = 0.8
+    """Share of the attention mass below which a drift check warns: the mean over the sparse layers
+    and their heads; 0 never warns."""
     poison: bool = False
     """Fill freed pages with NaN, to find reads of stale memory."""
 
@@ -81,6 +87,11 @@ class DecodeConfig:
                     raise ConfigError(
                         f"decode setting {name} is {value}, but must be at least {lowest} {unit}"
                     )
+        if self.drift_alarm > 1:
+            raise ConfigError(
+                f"decode setting drift_alarm is {self.drift_alarm}, but it is a share of the "
+                "attention mass: give a number from 0 to 1"
+            )
         if self.log_format not in {"auto", "json", "text"}:
             raise ConfigError(
                 f"decode setting log_format cannot be {self.log_format!r}: "
@@ -93,6 +104,8 @@ _BOUNDS: tuple[tuple[tuple[str, ...], float, str], ...] = (
     (("max_batch",), 1, "rows"),
     (("stream_queue_tokens",), 1, "tokens"),
     (("port", "admin_port", "threads", "pages_front", "pages_rest", "max_model_len"), 0, ""),
+    (("drift_every",), 0, "steps"),
+    (("drift_alarm",), 0, ""),
     (("lease_s", "adopt_lease_s", "commit_wait_s", "quarantine_s", "remember_s"), 0.01, "seconds"),
     (("stall_s", "stall_exit_s", "drain_s"), 0, "seconds"),
 )

@@ -1,5 +1,6 @@
 """From what the worker does to its metrics; nothing else in the service counts."""
 
+from decode_service.engine.drift import DriftCheck
 from decode_service.engine.engine import StepReport
 from decode_service.engine.status import TokenRate, WorkerLoad
 from decode_service.engine.stream import Ending
@@ -47,6 +48,14 @@ class MetricsRecorder:
             reads = ending.generated_tokens * self._num_layers
             self._decode.delta_pages_attended.observe(ending.attended / reads / PAGE_SIZE)
             self._decode.delta_page_ratio.observe(ending.attended / ending.dense)
+
+    def drift_checked(self, check: DriftCheck, *, low: bool) -> None:
+        """A step was compared with full attention; `low`: it fell below the alarm level."""
+        self._decode.sparse_mass.labels("mean").observe(check.mean)
+        self._decode.sparse_mass.labels("least").observe(check.least)
+        self._decode.drift_checks.inc()
+        if low:
+            self._decode.drift_alarms.inc()
 
     def commit_ended(self, *, error: TandemError | None) -> None:
         """A commit was adopted, or refused."""

@@ -24,14 +24,21 @@ class Presence:
     Args:
         health: gRPC health.
         load: asks for the present load.
+        note: asks for what an operator should look at though the worker serves; may be empty.
         publisher: where the card goes; None when there is no discovery.
     """
 
     def __init__(
-        self, health: Health, *, load: Callable[[], WorkerLoad], publisher: Publisher | None
+        self,
+        health: Health,
+        *,
+        load: Callable[[], WorkerLoad],
+        note: Callable[[], str],
+        publisher: Publisher | None,
     ) -> None:
         self._health = health
         self._load = load
+        self._note = note
         self._publisher = publisher
         self._card: WorkerCard | None = None
         self._caretaker: Caretaker | None = None
@@ -66,7 +73,7 @@ class Presence:
         if not self._caretaker.alive:
             detail = f"steps fail, or no progress for {load.stalled_seconds:.1f} s"
             return Readiness(ready=False, phase="failed", detail=detail)
-        return Readiness(ready=True)
+        return Readiness(ready=True, detail=self._note())
 
     async def tell_readiness(self, ready: bool) -> None:  # noqa: FBT001  a callback's one value
         """Passes a change on at once."""

@@ -27,7 +27,7 @@ class Readiness:
     progress: float = 1.0
     """Share of the phase that is done, 0 to 1."""
     detail: str = ""
-    """What is missing, for a human."""
+    """What is missing, or what to look at, for a human."""
 
 
 def metrics_response(registry: CollectorRegistry, *, accept: str) -> Response:

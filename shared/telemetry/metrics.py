@@ -27,6 +27,9 @@ STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.
 SHARE_BUCKETS = tuple(i / 10 for i in range(1, 11))
 """Shares between 0 and 1."""
 
+MASS_BUCKETS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
+"""Shares of attention mass, most of which are near 1."""
+
 GBPS_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
 """Gigabytes per second."""
 
@@ -228,6 +231,25 @@ class DecodeMetrics:
             buckets=SHARE_BUCKETS,
             registry=registry,
         )
+        self._declare_drift(registry)
         self.kv_lease_expired = Counter(
             "tandem_kv_lease_expired", "Reservations that ended by their lease", registry=registry
+        )
+
+    def _declare_drift(self, registry: CollectorRegistry) -> None:
+        self.sparse_mass = Histogram(
+            "tandem_sparse_mass",
+            "Share of full attention's mass in the KV slots that layers read at a sampled step, "
+            "mean over heads; over the layers that read a choice, their mean and the least",
+            ["over"],
+            buckets=MASS_BUCKETS,
+            registry=registry,
+        )
+        self.drift_checks = Counter(
+            "tandem_drift_checks", "Sampled steps compared with full attention", registry=registry
+        )
+        self.drift_alarms = Counter(
+            "tandem_drift_alarms",
+            "Drift checks whose mean mass was below the alarm level",
+            registry=registry,
         )

@@ -1,0 +1,138 @@
+"""Joins the parts of a worker that hold memory and do work: settings and a model in, one out."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from decode_service.config import DecodeConfig
+from decode_service.engine.attention import TorchDecodeAttention
+from decode_service.engine.drift import DriftCheck, DriftWatch
+from decode_service.engine.engine import DecodeEngine, StepRunner
+from decode_service.engine.handoffs import ReservationLimits
+from decode_service.engine.intake import Intake
+from decode_service.engine.memory import WorkerMemory, allocate
+from decode_service.engine.recorder import MetricsRecorder
+from decode_service.engine.reservations import ReservationTable
+from decode_service.engine.runner import DecodeRunner
+from decode_service.engine.scheduler import Scheduler
+from decode_service.engine.verify import ManifestVerifier
+from decode_service.engine.worker import DecodeWorker, WorkerSettings
+from shared.model.weights import LoadedModel
+from shared.tokenizer.tokenizer import Tokenizer
+from shared.types.model_identity import ModelIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """The parts of a worker that hold memory and do work."""
+
+    memory: WorkerMemory
+    """Pages and slab."""
+    runner: DecodeRunner
+    """Steps rows."""
+    worker: DecodeWorker
+    """Everything but the network."""
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """The model as peers compare it."""
+        return self.memory.capacity.identity
+
+
+def build_core(
+    config: DecodeConfig,
+    loaded: LoadedModel,
+    *,
+    recorder: MetricsRecorder,
+    on_drift: Callable[[DriftCheck], None],
+) -> Core:
+    """Allocates memory and joins the parts; inside the running loop. The engine is not started.
+
+    Args:
+        config: settings.
+        loaded: the model.
+        recorder: hears of steps and endings.
+        on_drift: told of drift checks, on the event loop.
+    """
+    memory = allocate(config, loaded)
+    runner = DecodeRunner(loaded.model, memory.cache, attention=TorchDecodeAttention())
+    engine = DecodeEngine(
+        _watched(runner, config, on_drift=on_drift),
+        Scheduler(max_batch=config.max_batch),
+        clock=time.monotonic,
+        on_step=recorder.step_done,
+    )
+    table = ReservationTable(
+        memory.slab,
+        memory.cache,
+        capacity=memory.capacity,
+        limits=_limits(config),
+        clock=time.monotonic,
+    )
+    vocab_size = loaded.model.config.vocab_size
+    worker = DecodeWorker(
+        table=table,
+        intake=_intake(config, memory, table=table, engine=engine, vocab_size=vocab_size),
+        engine=engine,
+        tokenizer=Tokenizer.from_folder(loaded.folder),
+        settings=WorkerSettings(
+            capacity=memory.capacity,
+            sparsity=loaded.profile.sparsity,
+            vocab_size=vocab_size,
+            commit_wait_s=config.commit_wait_s,
+            stream_queue_tokens=config.stream_queue_tokens,
+        ),
+        observer=recorder,
+        clock=time.monotonic,
+    )
+    return Core(memory=memory, runner=runner, worker=worker)
+
+
+def _watched(
+    runner: DecodeRunner, config: DecodeConfig, *, on_drift: Callable[[DriftCheck], None]
+) -> StepRunner:
+    """The runner, with a drift watch around it when one is wanted."""
+    if not config.drift_every:
+        return runner
+    loop = asyncio.get_running_loop()
+
+    def tell(check: DriftCheck) -> None:
+        loop.call_soon_threadsafe(on_drift, check)
+
+    return DriftWatch(
+        runner,
+        every=config.drift_every,
+        on_check=tell,
+    )
+
+
+def _intake(
+    config: DecodeConfig,
+    memory: WorkerMemory,
+    *,
+    table: ReservationTable,
+    engine: DecodeEngine,
+    vocab_size: int,
+) -> Intake:
+    verifier = ManifestVerifier(
+        memory.cache, identity=memory.capacity.identity, vocab_size=vocab_size
+    )
+    return Intake(
+        table,
+        slab=memory.slab,
+        cache=memory.cache,
+        engine=engine,
+        verifier=verifier,
+        clock=time.monotonic,
+        commit_wait_s=config.commit_wait_s,
+    )
+
+
+def _limits(config: DecodeConfig) -> ReservationLimits:
+    return ReservationLimits(
+        lease_s=config.lease_s,
+        adopt_lease_s=config.adopt_lease_s,
+        quarantine_s=config.quarantine_s,
+        remember_s=config.remember_s,
+    )
