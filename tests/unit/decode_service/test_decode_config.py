@@ -34,6 +34,9 @@ def test_flags_win_over_the_environment() -> None:
         ("stall_s", -1.0),
         ("log_format", "xml"),
         ("stream_queue_tokens", 0),
+        ("drift_every", -1),
+        ("drift_alarm", -0.1),
+        ("drift_alarm", 1.1),
     ],
 )
 def test_senseless_values_are_refused(field: str, value: object) -> None:

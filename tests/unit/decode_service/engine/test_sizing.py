@@ -46,7 +46,10 @@ def test_banner_says_what_fits() -> None:
     shown = banner(capacity=capacity, size=size, sparsity=sparsity, max_batch=8)
     assert shown["concurrency_at_full_context"] == 2.5
     assert shown["kv_pages"] == "10 front + 10 rest"
-    assert shown["delta"] == "K 16, L 4, F 0,2"
+    assert shown["pages"] == "delta, K 16, L 4, F 0,2"
+    streaming = SparsityParams(full_layers=(0, 2), page_budget=16, policy="streaming")
+    shown = banner(capacity=capacity, size=size, sparsity=streaming, max_batch=8)
+    assert shown["pages"] == "streaming, K 16"
 
 
 def test_token_rate_forgets_what_is_old() -> None:
