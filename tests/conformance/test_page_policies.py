@@ -19,8 +19,6 @@ from tests.support.policy_rows import (
 
 BUDGET, RECENCY = 6, 2
 KINDS = ("identity", "shared", "layer", "head")
-ALL_RESIDUES = range(1, 18)
-"""As many steps make every layer's length 0, 1 and 15 mod 16 once."""
 
 
 def params_of(policy: str, **options: object) -> SparsityParams:
@@ -73,6 +71,11 @@ def growing_rows() -> list[MadeUpRow]:
     return [MadeUpRow(make_facts(kind, prompt_tokens=90, kept=60)) for kind in KINDS]
 
 
+def answering_row() -> MadeUpRow:
+    """The answer alone outgrows the budget, near its end."""
+    return MadeUpRow(make_facts("shared", prompt_tokens=40, kept=30), steps=70)
+
+
 @pytest.fixture(params=long_rows(), ids=KINDS)
 def long_row(request: pytest.FixtureRequest) -> MadeUpRow:
     row: MadeUpRow = request.param
@@ -92,8 +95,8 @@ def growing_row(request: pytest.FixtureRequest) -> MadeUpRow:
 
 
 @pytest.fixture(
-    params=long_rows() + growing_rows(),
-    ids=[f"{length}-{kind}" for length in ("long", "growing") for kind in KINDS],
+    params=[*long_rows(), *growing_rows(), answering_row()],
+    ids=[*(f"long-{kind}" for kind in KINDS), *(f"growing-{kind}" for kind in KINDS), "answering"],
 )
 def row(request: pytest.FixtureRequest) -> MadeUpRow:
     row: MadeUpRow = request.param
@@ -102,7 +105,7 @@ def row(request: pytest.FixtureRequest) -> MadeUpRow:
 
 def run(policy: PagePolicy, row: MadeUpRow, *, force: bool = False) -> list[tuple[LayerRead, ...]]:
     state = policy.begin(row.facts, force=force)
-    return [row.step(state, generated=generated) for generated in ALL_RESIDUES]
+    return [row.step(state, generated=generated) for generated in row.lengths]
 
 
 def slots_of(steps: list[tuple[LayerRead, ...]]) -> list[list[tuple[tuple[int, ...], ...]]]:
@@ -161,12 +164,11 @@ def test_a_sparse_layer_reads_no_more_than_its_budget(
 
 
 def test_every_policy_but_dense_comes_to_read_less_than_everything(
-    policy: PagePolicy, params: SparsityParams, long_row: MadeUpRow
+    policy: PagePolicy, params: SparsityParams
 ) -> None:
-    last = run(policy, long_row)[-1]
+    last = run(policy, answering_row())[-1]
     read_less = any(len(read.slots[0]) < read.length for read in last)
-    # RaaS keeps the prompt whole, and this answer is no longer than the pages it is left with.
-    assert read_less is (params.policy not in {"dense", "raas"})
+    assert read_less is (params.policy != "dense")
 
 
 def test_a_row_within_the_budget_reads_everything(policy: PagePolicy, short_row: MadeUpRow) -> None:
@@ -190,17 +192,14 @@ def test_a_layer_reads_everything_until_it_outgrows_the_budget(
         assert read.selection is None or read.length > BUDGET * PAGE_SIZE
 
 
-@pytest.mark.parametrize("force", [False, True], ids=["gated", "forced"])
-def test_a_step_that_does_not_commit_leaves_no_trace(
-    policy: PagePolicy, row: MadeUpRow, force: bool
-) -> None:
-    state = policy.begin(row.facts, force=force)
+def test_a_step_that_does_not_commit_leaves_no_trace(policy: PagePolicy, row: MadeUpRow) -> None:
+    state = policy.begin(row.facts)
     steps = []
-    for generated in ALL_RESIDUES:
+    for generated in row.lengths:
         row.step(state, generated=generated, commit=False)
         row.step(state, generated=generated, commit=False, layers=5)
         steps.append(row.step(state, generated=generated))
-    assert slots_of(steps) == slots_of(run(policy, row, force=force))
+    assert slots_of(steps) == slots_of(run(policy, row))
 
 
 def test_equal_rows_read_equal_slots(params: SparsityParams, long_row: MadeUpRow) -> None:
@@ -215,7 +214,7 @@ def test_rows_that_share_a_policy_do_not_meet(policy: PagePolicy, long_row: Made
     alone = [slots_of(run(policy, row)) for row in rows]
     states = [policy.begin(row.facts) for row in rows]
     together: list[list[tuple[LayerRead, ...]]] = [[], []]
-    for generated in ALL_RESIDUES:
+    for generated in long_row.lengths:
         for row, state, steps in zip(rows, states, together, strict=True):
             steps.append(row.step(state, generated=generated))
     assert [slots_of(steps) for steps in together] == alone

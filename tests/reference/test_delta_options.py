@@ -68,10 +68,10 @@ def test_delta_reads_what_its_twin_reads(
         recency_pages=2,
         **OPTIONS[name],  # type: ignore[arg-type]
     )
-    row = MadeUpRow(make_facts(kind, prompt_tokens=prompt_tokens, kept=kept))
+    row = MadeUpRow(make_facts(kind, prompt_tokens=prompt_tokens, kept=kept), steps=STEPS)
     state = DeltaPolicy(params, num_layers=LAYERS).begin(row.facts)
     twin = twin_of(params, row.facts)
-    for generated in range(1, STEPS):
+    for generated in row.lengths:
         whole = [row.probs(layer, generated=generated).double().tolist() for layer in range(LAYERS)]
         wanted = twin.step(generated, whole)
         got = [

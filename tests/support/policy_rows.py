@@ -13,8 +13,8 @@ from decode_service.sparsity.layouts import KvLayout
 from shared.types.kv_manifest import PositionKind
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4, 2, 8, 8
-MOST_GENERATED = 64
-"""Steps that a made-up row has keys for."""
+ALL_RESIDUES = 17
+"""Steps after which every layer's length was 0, 1 and 15 mod 16 once."""
 
 
 def mapped_layout(kind: PositionKind, *, slots: int, prompt_tokens: int, seed: int) -> KvLayout:
@@ -103,23 +103,29 @@ class MadeUpRow:
 
     facts: RowFacts
     seed: int = 0
+    steps: int = ALL_RESIDUES
+    """Steps that it has keys for."""
     keys: list[torch.Tensor] = field(init=False)
     """[most slots, G, D] a layer."""
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
         lengths = [
-            self.facts.length(layer, generated=MOST_GENERATED)
-            for layer in range(self.facts.num_layers)
+            self.facts.length(layer, generated=self.steps) for layer in range(self.facts.num_layers)
         ]
         self.keys = [
             torch.randn(length, self.facts.num_kv_heads, HEAD_DIM, generator=generator)
             for length in lengths
         ]
 
+    @property
+    def lengths(self) -> range:
+        """Generated tokens at each of the steps."""
+        return range(1, self.steps + 1)
+
     def query(self, layer: int, *, generated: int) -> torch.Tensor:
         """Query of a layer at a step, [H, D]."""
-        seed = (self.seed * MOST_GENERATED + generated) * self.facts.num_layers + layer
+        seed = (self.seed * self.steps + generated) * self.facts.num_layers + layer
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(self.facts.num_heads, HEAD_DIM, generator=generator) * 1.5
 

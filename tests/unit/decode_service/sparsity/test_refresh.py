@@ -33,7 +33,7 @@ def asked(reads: tuple[LayerRead, ...]) -> bool:
 
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_the_choice_is_made_every_rth_step_and_evidence_asked_only_then(every: int) -> None:
-    row = MadeUpRow(make_facts("shared", prompt_tokens=150, kept=110))
+    row = MadeUpRow(make_facts("shared", prompt_tokens=150, kept=110), steps=40)
     state = policy(every=every).begin(row.facts)
     steps = [asked(row.step(state, generated=generated)) for generated in range(1, 16)]
     assert steps == [step % every == 0 for step in range(15)]
@@ -41,7 +41,7 @@ def test_the_choice_is_made_every_rth_step_and_evidence_asked_only_then(every: i
 
 @pytest.mark.parametrize("kind", ["identity", "shared", "layer", "head"])
 def test_chosen_pages_stay_while_the_recent_ones_move_on(kind: str) -> None:
-    row = MadeUpRow(make_facts(kind, prompt_tokens=150, kept=110))
+    row = MadeUpRow(make_facts(kind, prompt_tokens=150, kept=110), steps=40)
     state = policy(every=40).begin(row.facts)
     first = row.step(state, generated=1)
     for generated in range(2, 40):
@@ -53,13 +53,13 @@ def test_chosen_pages_stay_while_the_recent_ones_move_on(kind: str) -> None:
 
 
 def test_a_choice_a_kv_head_is_remembered_head_by_head() -> None:
-    row = MadeUpRow(make_facts("head", prompt_tokens=150, kept=110))
+    row = MadeUpRow(make_facts("head", prompt_tokens=150, kept=110), steps=40)
     state = policy(every=40, heads=PageHeads.KV_HEAD).begin(row.facts)
     assert len(row.step(state, generated=1)[2].slots) == KV_HEADS
 
 
 def test_a_layer_that_outgrows_the_budget_has_a_choice_made_at_once() -> None:
-    row = MadeUpRow(make_facts("shared", prompt_tokens=150, kept=90))
+    row = MadeUpRow(make_facts("shared", prompt_tokens=150, kept=90), steps=40)
     state = policy(every=100).begin(row.facts)
     steps = {generated: row.step(state, generated=generated) for generated in range(1, 16)}
     # Pruned layers hold 96 slots, which the budget covers, until the seventh step.
@@ -69,7 +69,7 @@ def test_a_layer_that_outgrows_the_budget_has_a_choice_made_at_once() -> None:
 
 
 def test_a_choice_that_no_step_committed_is_made_again() -> None:
-    row = MadeUpRow(make_facts("identity", prompt_tokens=150, kept=150))
+    row = MadeUpRow(make_facts("identity", prompt_tokens=150, kept=150), steps=40)
     state = policy(every=3).begin(row.facts)
     assert asked(row.step(state, generated=1, commit=False))
     assert asked(row.step(state, generated=1))
@@ -80,7 +80,7 @@ def test_a_choice_that_no_step_committed_is_made_again() -> None:
 
 
 def test_a_forced_row_selects_min_k_p_pages_at_every_step() -> None:
-    row = MadeUpRow(make_facts("shared", prompt_tokens=85, kept=40))
+    row = MadeUpRow(make_facts("shared", prompt_tokens=85, kept=40), steps=40)
     state = policy(every=4).begin(row.facts, force=True)
     for generated in range(1, 20):
         reads = row.step(state, generated=generated)
