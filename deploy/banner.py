@@ -13,6 +13,9 @@ from shared.model.config import ModelConfig
 from shared.model.profile import load_profile
 from shared.rpc.channel import open_channel
 from shared.tokenizer.folder import find_model_folder
+from shared.types.methods import SparsityParams
+from shared.types.page_policies import PagePolicyName
+from shared.types.page_summary import summary_of
 
 _ASK_S = 10.0
 _MIB = 1024 * 1024
@@ -72,12 +75,15 @@ def _methods(config: UpConfig, *, model_hash: str) -> list[tuple[str, str]]:
             f"keep {pruning.keep_rate:g}, at least {pruning.min_keep}, layer "
             f"{pruning.pruning_layer}, not below {pruning.bypass_below} prompt tokens",
         ),
-        (
-            "DELTA",
-            f"{sparsity.page_budget} pages of {PAGE_SIZE} tokens, full layers "
-            f"{', '.join(map(str, sparsity.full_layers))}",
-        ),
+        _page_selection(sparsity),
     ]
+
+
+def _page_selection(sparsity: SparsityParams) -> tuple[str, str]:
+    if sparsity.policy != PagePolicyName.DELTA:
+        return "pages", f"{summary_of(sparsity).text}, of {PAGE_SIZE} tokens"
+    layers = ", ".join(map(str, sparsity.full_layers))
+    return "DELTA", f"{sparsity.page_budget} pages of {PAGE_SIZE} tokens, full layers {layers}"
 
 
 def _worker_text(facts: WorkerFacts) -> str:

@@ -63,7 +63,7 @@ def write_picture(
             layer=index,
             prompt_slots=prompt.layouts[prompt.layer_layouts[index]].slots,
             recent=pages.recency_pages or 0,
-            title=f"{_text(pages)}: layer {index}",
+            title=f"{pages.text}: layer {index}",
         )
         for index in (backwards if layer is None else (layer,))
     ]
@@ -75,9 +75,3 @@ def write_picture(
             f"--png {png} cannot be written ({error}); choose another file"
         ) from error
     return shown.layer
-
-
-def _text(pages: PageSummary) -> str:
-    shown = {"K": pages.page_budget, "L": pages.recency_pages}
-    numbers = [f"{name} {value}" for name, value in shown.items() if value is not None]
-    return ", ".join([pages.policy, *numbers])

@@ -18,6 +18,7 @@ from decode_service.engine.runner import DecodeRunner
 from decode_service.engine.scheduler import Scheduler
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.engine.worker import DecodeWorker, WorkerSettings
+from decode_service.sparsity.registry import policy_for
 from shared.model.weights import LoadedModel
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.model_identity import ModelIdentity
@@ -54,7 +55,12 @@ def build_core(
         loaded: the model.
         recorder: hears of steps and endings.
         on_drift: told of drift checks, on the event loop.
+
+    Raises:
+        ConfigError: sizes do not fit, or the profile's page policy does not fit the model.
     """
+    # Made and dropped: what every request would be refused for is said before the worker serves.
+    policy_for(loaded.profile.sparsity, num_layers=loaded.model.config.num_layers)
     memory = allocate(config, loaded)
     runner = DecodeRunner(loaded.model, memory.cache, attention=TorchDecodeAttention())
     engine = DecodeEngine(

@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from decode_service.engine.admission import Capacity
 from decode_service.engine.sizing import CacheSize
 from shared.types.methods import SparsityParams
+from shared.types.page_policies import PagePolicyName
+from shared.types.page_summary import summary_of
 
 
 def banner(
     *, capacity: Capacity, size: CacheSize, sparsity: SparsityParams, max_batch: int
 ) -> Mapping[str, object]:
-    """Model, context, KV room, concurrency at full context, DELTA's budget."""
+    """Model, context, KV room, concurrency at full context, page selection."""
     context = capacity.max_model_len
-    layers = ",".join(map(str, sparsity.full_layers))
     return {
         "model": capacity.identity.name,
         "dtype": capacity.identity.dtype,
@@ -23,5 +24,13 @@ def banner(
         "concurrency_at_full_context": round(size.unpruned_tokens / context, 1),
         "max_batch": max_batch,
         "slab_mib": capacity.slab_bytes >> 20,
-        "delta": f"K {sparsity.page_budget}, L {sparsity.recency_pages}, F {layers}",
+        "pages": _pages(sparsity),
     }
+
+
+def _pages(sparsity: SparsityParams) -> str:
+    """Policy, K, L and F, as far as the policy looks at them."""
+    text = summary_of(sparsity).text
+    if "full_layers" not in PagePolicyName(sparsity.policy).reads:
+        return text
+    return f"{text}, F {','.join(map(str, sparsity.full_layers))}"

@@ -28,6 +28,13 @@ class PageSummary:
     mass: float | None = None
     """Share of the score's mass that the pages hold; None also when K alone decides."""
 
+    @property
+    def text(self) -> str:
+        """Name, K and L in a few words."""
+        numbers = {"K": self.page_budget, "L": self.recency_pages}
+        shown = [f"{name} {value}" for name, value in numbers.items() if value is not None]
+        return ", ".join([self.policy, *shown])
+
     def to_json(self) -> dict[str, object]:
         """The `pages` object of a response."""
         return {

@@ -84,6 +84,12 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "tandem.page_budget",
         "invalid_value",
     ),
+    ({"messages": USER, "tandem": {"page_policy": "x"}}, "tandem.page_policy", "invalid_value"),
+    (
+        {"messages": USER, "tandem": {"page_policy": "quest", "page_heads": "kv_head"}},
+        "tandem.page_heads",
+        "invalid_value",
+    ),
     ({"messages": USER, "tandem": 5}, "tandem", "invalid_value"),
     ({"messages": USER, "n": 2}, "n", "unsupported_parameter"),
     ({"messages": USER, "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),

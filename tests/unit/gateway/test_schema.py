@@ -17,7 +17,9 @@ from gateway.schema.translate import fit_context, options_of, parts_of, sampling
 from gateway.schema.unknown import check_unknown
 from shared.errors import ContextLengthError, InvalidRequestError
 from shared.tokenizer.tokenizer import Tokenizer
+from shared.types.methods import PageHeads, PageLayout
 from shared.types.options import Mode, PromptPart, TokenRange
+from shared.types.page_policies import PagePolicyName
 from shared.types.sampling import FinishReason, SampledToken
 from tests.support.tiny_tokenizer import write_tokenizer_folder
 
@@ -80,6 +82,42 @@ def test_options() -> None:
     options = options_of(body.tandem)
     assert (options.mode, options.keep_rate, options.min_keep) == (Mode.PRUNE, 0.7, 0)
     assert (options.page_budget, options.recency_pages) == (8, None)
+
+
+def test_page_options() -> None:
+    given = {"page_policy": "delta", "page_layout": "segment", "page_heads": "kv_head"}
+    options = options_of(chat(tandem={**given, "page_refresh": 2, "page_mass": 1}).tandem)
+    assert options.page_policy is PagePolicyName.DELTA
+    assert (options.page_layout, options.page_heads) == (PageLayout.SEGMENT, PageHeads.KV_HEAD)
+    assert (options.page_refresh, options.page_mass) == (2, 1.0)
+    nothing = options_of(chat(tandem=dict.fromkeys(given)).tandem)
+    assert (nothing.page_policy, nothing.page_layout, nothing.page_heads) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("page_policy", "dleta", "'quest_shared', 'raas'"),
+        ("page_policy", 3, "'dense', 'delta'"),
+        ("page_layout", "boards", "'board' or 'segment'"),
+        ("page_heads", True, "'shared' or 'kv_head'"),
+        ("page_refresh", 0, "greater than or equal to 1"),
+        ("page_refresh", 1.5, "valid integer"),
+        ("page_refresh", True, "valid integer"),
+        ("page_mass", 0, "greater than 0"),
+        ("page_mass", "0.5", "valid number"),
+    ],
+)
+def test_bad_page_options_are_named(field: str, value: object, says: str) -> None:
+    error = refused(tandem={field: value})
+    assert error.param == f"tandem.{field}"
+    assert says in error.message
+
+
+def test_a_misspelt_page_option_is_hinted_at() -> None:
+    body = {"messages": USER, "tandem": {"page_polcy": "quest"}}
+    found = check_unknown(parse_body(orjson.dumps(body), ChatBody), strict=False)
+    assert "page_policy" in str(found)
 
 
 def test_selection_options() -> None:

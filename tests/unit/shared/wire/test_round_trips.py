@@ -17,14 +17,17 @@ from shared.types.kv_manifest import (
     Segment,
     SegmentKind,
 )
-from shared.types.methods import Aggregation, KvSelect
+from shared.types.methods import Aggregation, KvSelect, PageHeads, PageLayout
 from shared.types.model_identity import ModelIdentity
 from shared.types.options import MAX_OBSERVATION_WINDOW, Mode, RequestOptions, TokenRange
+from shared.types.page_policies import PagePolicyName
+from shared.types.page_summary import PageSummary
 from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
 from shared.wire.errors import error_from_pb, error_to_pb
 from shared.wire.identity import handoff_from_pb
 from shared.wire.manifest import manifest_from_pb, manifest_to_pb
 from shared.wire.options import options_from_pb, options_to_pb
+from shared.wire.pages import pages_from_pb, pages_to_pb
 from shared.wire.sampling import (
     finish_from_pb,
     finish_to_pb,
@@ -59,21 +62,30 @@ samplings = st.builds(
     logit_bias=st.lists(st.tuples(ids, st.floats(-100, 100)), max_size=3).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
 )
-options = st.builds(
-    RequestOptions,
-    mode=st.sampled_from(Mode),
-    keep_rate=st.none() | st.floats(0, 1, exclude_min=True),
-    min_keep=st.none() | st.integers(0, 2**31),
-    page_budget=st.none() | st.integers(0, 2**31),
-    recency_pages=st.none() | st.integers(0, 2**31),
-    protect=st.lists(st.tuples(st.integers(0, 2**31), st.integers(1, 99)), max_size=4).map(
-        lambda pairs: tuple(TokenRange(start, start + size) for start, size in pairs)
-    ),
-    observation_window=st.none() | st.integers(1, MAX_OBSERVATION_WINDOW),
-    min_rate=st.none() | st.floats(0, 0.5, exclude_min=True),
-    max_rate=st.none() | st.floats(0.5, 1),
-) | st.builds(
-    RequestOptions, mass=st.floats(0, 1, exclude_min=True), min_rate=st.none() | st.just(0.1)
+options = (
+    st.builds(
+        RequestOptions,
+        mode=st.sampled_from(Mode),
+        keep_rate=st.none() | st.floats(0, 1, exclude_min=True),
+        min_keep=st.none() | st.integers(0, 2**31),
+        page_budget=st.none() | st.integers(0, 2**31),
+        recency_pages=st.none() | st.integers(0, 2**31),
+        protect=st.lists(st.tuples(st.integers(0, 2**31), st.integers(1, 99)), max_size=4).map(
+            lambda pairs: tuple(TokenRange(start, start + size) for start, size in pairs)
+        ),
+        observation_window=st.none() | st.integers(1, MAX_OBSERVATION_WINDOW),
+        min_rate=st.none() | st.floats(0, 0.5, exclude_min=True),
+        max_rate=st.none() | st.floats(0.5, 1),
+        page_policy=st.none() | st.just(PagePolicyName.DELTA),
+        page_layout=st.none() | st.sampled_from(PageLayout),
+        page_heads=st.none() | st.sampled_from(PageHeads),
+        page_refresh=st.none() | st.integers(1, 2**31),
+        page_mass=st.none() | st.floats(0, 1, exclude_min=True),
+    )
+    | st.builds(RequestOptions, page_policy=st.sampled_from(PagePolicyName))
+    | st.builds(
+        RequestOptions, mass=st.floats(0, 1, exclude_min=True), min_rate=st.none() | st.just(0.1)
+    )
 )
 segments = st.builds(
     Segment,
@@ -132,6 +144,32 @@ def test_sampling_survives(params):
 @given(options)
 def test_options_survive(value):
     assert options_from_pb(options_to_pb(value)) == value
+
+
+@given(
+    st.builds(
+        PageSummary,
+        policy=st.text(),
+        page_budget=st.none() | ids,
+        recency_pages=st.none() | ids,
+        layout=st.none() | st.text(),
+        heads=st.none() | st.text(),
+        refresh_every=st.none() | ids,
+        mass=st.none() | st.floats(0, 1),
+    )
+)
+def test_page_summaries_survive(value):
+    assert pages_from_pb(pages_to_pb(value)) == value
+
+
+@pytest.mark.parametrize("field", ["page_policy", "page_layout", "page_heads"])
+@pytest.mark.parametrize("text", ["", "Delta", "x" * 99])
+def test_an_unknown_choice_is_refused_by_name_with_the_known_ones(field, text):
+    message = common_pb2.RequestOptions(**{field: text})
+    with pytest.raises(InvalidRequestError, match=r"is unknown; give one of [a-z_]+, ") as caught:
+        options_from_pb(message)
+    assert caught.value.param == f"tandem.{field}"
+    assert len(caught.value.message) < 250
 
 
 @given(tokens)
