@@ -173,7 +173,7 @@ def compare(
     ]
     wins = sum(a > b for a, b in pairs)
     losses = sum(a < b for a, b in pairs)
-    return {"wins": wins, "losses": losses, "prompts": len(pairs), "p": _sign_test(wins, losses)}
+    return {"wins": wins, "losses": losses, "prompts": len(pairs), "p": sign_test(wins, losses)}
 
 
 def ahead_at_equal_ttft(facts: Sequence[Fact], *, of: str) -> list[dict[str, Any]]:
@@ -230,7 +230,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _sign_test(wins: int, losses: int) -> float:
+def sign_test(wins: int, losses: int) -> float:
     """Two-sided probability of a split at least this uneven if both were equally good."""
     n = wins + losses
     tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loadtest.sparsity.records import BLOCK
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
@@ -20,6 +22,8 @@ class Figures:
     agreement_full: float
     accuracy: float
     logprob: float
+    kl_blocks: list[float]
+    agreement_blocks: list[float]
 
 
 class Comparison:
@@ -71,6 +75,10 @@ class Comparison:
             "accuracy": _mean(self._right),
             "logprob": _mean(self._logprob),
         }
+        means |= {
+            "kl_blocks": _block_means(kl_BM),
+            "agreement_blocks": _block_means(torch.stack(self._same, dim=1).float()),
+        }
         columns = {name: values.tolist() for name, values in means.items()}
         return [
             Figures(**{name: values[row] for name, values in columns.items()})
@@ -81,6 +89,14 @@ class Comparison:
 def divergence(log_p_V: Tensor, log_q_BV: Tensor) -> Tensor:
     """KL(p || q) of each row in nats, [B], p one or one a row; rounding below 0 counts as 0."""
     return (log_p_V.exp() * (log_p_V - log_q_BV)).sum(dim=-1).clamp_min(0.0)
+
+
+def _block_means(values_BM: Tensor) -> Tensor:
+    """Means of runs of `BLOCK` steps, one row an arm."""
+    steps = values_BM.shape[1]
+    size = min(BLOCK, steps)
+    blocks = steps // size
+    return values_BM[:, : blocks * size].reshape(-1, blocks, size).mean(dim=2)
 
 
 def _mean(per_step: list[Tensor]) -> Tensor:

@@ -93,6 +93,8 @@ class ForcedText:
                 agreement_full=own.agreement_full,
                 accuracy=own.accuracy,
                 logprob=own.logprob,
+                kl_blocks=own.kl_blocks,
+                agreement_blocks=own.agreement_blocks,
                 dense_accuracy=figures[0].accuracy,
                 dense_logprob=figures[0].logprob,
                 attended=row.attended,

@@ -19,6 +19,9 @@ TEACHER, NEEDLE, LONG, GENERATION, ABLATION = "teacher", "needle", "long", "gene
 PARTS = (TEACHER, NEEDLE, LONG, GENERATION, ABLATION)
 """Parts of the study, in the order in which they run."""
 
+BLOCK = 16
+"""Scored predictions of one block, the unit of intervals."""
+
 FULL, DENSE = "full", "dense"
 """Arms without a selection: dense decode over the whole prompt, and over what an arm's prefill
 kept."""
@@ -127,6 +130,11 @@ class ForcedFact:
     one step earlier, over sampled pairs of steps; the newest unit is left out; None if none."""
     seconds: float
     """Wall time of the batch of arms that it ran in, divided by their number."""
+    kl_blocks: list[float] = field(default_factory=list)
+    """`kl` of each run of `BLOCK` scored predictions; a last shorter run is left out unless it is
+    the only one. Arms of one text are compared block by block."""
+    agreement_blocks: list[float] = field(default_factory=list)
+    """`agreement` of the same runs."""
 
     @property
     def key(self) -> Key:

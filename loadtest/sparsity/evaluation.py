@@ -1,0 +1,76 @@
+"""One study from flags to results: loads the model, opens the folder, runs the parts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.origin import run_of
+from loadtest.sparsity.records import open_store
+from loadtest.sparsity.settings import StudySettings
+from loadtest.sparsity.study import Progress, Setup, Study
+from shared.model.probe import probe_attention
+from shared.model.weights import load_model
+from shared.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRequest:
+    """What is measured, on what, and where results go."""
+
+    out: Path
+    """Results folder."""
+    settings: StudySettings
+    """Parts and sizes."""
+    model: str = "smollm2"
+    """Catalog name, folder or hub id."""
+    device: str = "cpu"
+    """PyTorch device."""
+    dtype: str = "float32"
+    """Type of weights and KV."""
+    profile: str = ""
+    """Profile name or TOML file; empty: the model's own."""
+    cache_dir: Path | None = None
+    """Model cache."""
+    resume: bool = False
+    """Go on with results that are there."""
+    command: str = ""
+    """Command line, for the record."""
+    commit: str = ""
+    """Commit of the code, where it is no git checkout."""
+
+
+def run_evaluation(request: EvaluationRequest, *, progress: Progress) -> bool:
+    """Runs a study and leaves its results in the request's folder.
+
+    Returns:
+        Whether it ran to its end; False when its time was up, so that `resume` goes on.
+
+    Raises:
+        ConfigError: the folder has results already, or of another model; a setting does not fit.
+        ModelLoadError: the model cannot be loaded.
+    """
+    store = open_store(request.out, resume=request.resume)
+    loaded = load_model(
+        request.model,
+        dtype=request.dtype,
+        device=request.device,
+        cache_dir=request.cache_dir,
+        profile=request.profile,
+    )
+    setup = Setup(
+        model=loaded.model,
+        attention=probe_attention(loaded.model.device).backend,
+        tokenizer=Tokenizer.from_folder(loaded.folder),
+        pruning=loaded.profile.pruning,
+        sparsity=loaded.profile.sparsity,
+    )
+    run = store.open_run(
+        run_of(
+            loaded,
+            dtype=request.dtype,
+            command=request.command,
+            commit=request.commit,
+            with_sparsity=True,
+        )
+    )
+    study = Study(setup, settings=request.settings, store=store, run=run.run, progress=progress)
+    return study.run()
