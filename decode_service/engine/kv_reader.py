@@ -24,6 +24,7 @@ class KvReader:
     def __init__(self, cache: PagedKvCache) -> None:
         self._cache = cache
         self._buffers = self._allocate(0)
+        self._shaped: list[torch.Tensor] = list(self._buffers.unbind(0))
 
     def view(self, layer: int, read: KvRead) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one row in one layer: [T, G, D], or [T, R, D] where heads choose."""
@@ -70,10 +71,14 @@ class KvReader:
         return out.view(read.rows, read.slots, -1).transpose(0, 1)
 
     def _buffer(self, number: int, *shape: int) -> torch.Tensor:
-        wanted = math.prod(shape)
-        if wanted > self._buffers.shape[1]:
-            self._buffers = self._allocate(2 * wanted)
-        return self._buffers[number, :wanted].view(shape)
+        """One of the two buffers in a shape; layers that follow each other often want the same."""
+        if self._shaped[number].shape != shape:
+            wanted = math.prod(shape)
+            if wanted > self._buffers.shape[1]:
+                self._buffers = self._allocate(2 * wanted)
+                self._shaped = list(self._buffers.unbind(0))
+            self._shaped[number] = self._buffers[number, :wanted].view(shape)
+        return self._shaped[number]
 
     def _allocate(self, numbers: int) -> torch.Tensor:
         dtype = getattr(torch, self._cache.geometry.dtype)

@@ -74,20 +74,11 @@ def solo_row(
     assert pages is not None, "the cache was sized for this row"
     for layer, (keys_NGD, values_NGD) in enumerate(prompt.keys_values):
         cache.write_prompt(pages, layer=layer, keys_NGD=keys_NGD, values_NGD=values_NGD)
-    layouts = tuple(
-        KvLayout.from_spec(
-            spec,
-            prompt.positions.get(index),
-            prompt_tokens=prompt.prompt_tokens,
-            num_kv_heads=model.config.num_kv_heads,
-        )
-        for index, spec in enumerate(prompt.layouts)
-    )
     row = rows.Sequence(
         key=HandoffKey("solo"),
         prompt=rows.PromptKv(
             pages=pages,
-            layouts=layouts,
+            layouts=_layouts(prompt, num_kv_heads=model.config.num_kv_heads),
             layer_layouts=prompt.layer_layouts,
             whole_layers=whole_layers,
             prompt_tokens=prompt.prompt_tokens,
@@ -100,6 +91,18 @@ def solo_row(
         generated=[first_token],
     )
     return cache, row
+
+
+def _layouts(prompt: PromptTensors, *, num_kv_heads: int) -> tuple[KvLayout, ...]:
+    return tuple(
+        KvLayout.from_spec(
+            spec,
+            prompt.positions.get(index),
+            prompt_tokens=prompt.prompt_tokens,
+            num_kv_heads=num_kv_heads,
+        )
+        for index, spec in enumerate(prompt.layouts)
+    )
 
 
 def _whole_layers(prompt: PromptTensors) -> int:
