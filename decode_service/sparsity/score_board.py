@@ -81,7 +81,8 @@ def _largest(scores_ST: torch.Tensor, rows: int) -> torch.Tensor:
         return scores_ST
     if rows == 1:
         return scores_ST.amax(dim=0, keepdim=True)
-    return scores_ST.unflatten(0, (rows, -1)).amax(dim=1)
+    heads, length = scores_ST.shape
+    return scores_ST.reshape(rows, heads // rows, length).amax(dim=1)
 
 
 def _widened(positions_GN: torch.Tensor, rows: int) -> torch.Tensor:
