@@ -37,6 +37,7 @@ Protect = Annotated[
 Mass = Annotated[float | None, typer.Option(help="Keep what holds this share of the attention.")]
 MinRate = Annotated[float | None, typer.Option(help="Least keep rate that --mass may come to.")]
 MaxRate = Annotated[float | None, typer.Option(help="Largest keep rate that --mass may come to.")]
+FullLayers = Annotated[str | None, typer.Option(help="Layers with full attention, as 0,1,2,14,22.")]
 Policy = Annotated[PagePolicyName | None, typer.Option(help="What chooses the pages.")]
 PageBudget = Annotated[int | None, typer.Option(help="Pages K, recency included.")]
 Recency = Annotated[int | None, typer.Option(help="Recency pages L, always read.")]
@@ -97,11 +98,7 @@ def prune(
         cache_dir=cache_dir,
         dtype=dtype,
         profile=profile,
-        pruning={
-            **_pruning(lp, n, m, window, agg, kv_select, protect_first, min_keep),
-            "ranker": ranker,
-            "kv_rate": kv_rate,
-        },
+        pruning=_prune(lp, n, m, window, agg, kv_select, protect_first, min_keep, ranker, kv_rate),
         options=_options(keep, protect, mass, min_rate, max_rate),
     )
     run_prune(request, as_json=as_json)
@@ -127,9 +124,7 @@ def pages(
     mass: Mass = None,
     min_rate: MinRate = None,
     max_rate: MaxRate = None,
-    full_layers: Annotated[
-        str | None, typer.Option(help="Layers with full attention, as 0,1,2,14,22.")
-    ] = None,
+    full_layers: FullLayers = None,
     policy: Policy = None,
     page_budget: PageBudget = None,
     recency: Recency = None,
@@ -161,20 +156,10 @@ def pages(
         cache_dir=cache_dir,
         dtype=dtype,
         profile=profile,
-        pruning={
-            **_pruning(lp, n, m, window, agg, kv_select, protect_first, min_keep),
-            "ranker": ranker,
-            "kv_rate": kv_rate,
-        },
+        pruning=_prune(lp, n, m, window, agg, kv_select, protect_first, min_keep, ranker, kv_rate),
         options=replace(
             _options(keep, protect, mass, min_rate, max_rate),
-            page_policy=policy,
-            page_budget=page_budget,
-            recency_pages=recency,
-            page_layout=layout,
-            page_heads=heads,
-            page_refresh=refresh,
-            page_mass=page_mass,
+            **_pages(policy, page_budget, recency, layout, heads, refresh, page_mass),
         ),
         full_layers=None if full_layers is None else parse_layers(full_layers),
     )
@@ -213,7 +198,7 @@ def parse_ranges(texts: Sequence[str]) -> tuple[TokenRange, ...]:
     return tuple(ranges)
 
 
-def _pruning(
+def _prune(
     lp: int | None,
     n: int | None,
     m: int | None,
@@ -222,6 +207,8 @@ def _pruning(
     kv_select: KvSelect | None,
     protect_first: int | None,
     min_keep: int | None,
+    ranker: str | None,
+    kv_rate: float | None,
 ) -> dict[str, Any]:
     return {
         "pruning_layer": lp,
@@ -232,6 +219,28 @@ def _pruning(
         "kv_select": kv_select,
         "protect_first": None if protect_first is None else bool(protect_first),
         "min_keep": min_keep,
+        "ranker": ranker,
+        "kv_rate": kv_rate,
+    }
+
+
+def _pages(
+    policy: PagePolicyName | None,
+    page_budget: int | None,
+    recency: int | None,
+    layout: PageLayout | None,
+    heads: PageHeads | None,
+    refresh: int | None,
+    page_mass: float | None,
+) -> dict[str, Any]:
+    return {
+        "page_policy": policy,
+        "page_budget": page_budget,
+        "recency_pages": recency,
+        "page_layout": layout,
+        "page_heads": heads,
+        "page_refresh": refresh,
+        "page_mass": page_mass,
     }
 
 

@@ -58,20 +58,20 @@ def bench_decode(  # noqa: PLR0913 - a flag of the command each
     repeats: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measures greedy tokens per second after a prompt of real text.
+    """Measures greedy tokens per second after a prompt of real text, in float32.
 
     Args:
-        model: catalog name, folder or hub id; runs in float32.
+        model: catalog name, folder or hub id.
         context: prompt tokens.
         new_tokens: decode steps of one run.
         page_budget: K; other parameters come from the model's profile.
-        policy: what is compared with dense.
+        policy: compared with dense.
         repeats: runs of each arm.
         progress: is told what happens, one line at a time.
 
     Returns:
-        A JSON-ready object: arms (tokens_per_s), speedup (paired with transformers), parity,
-        attended and dense token-layers a step, and the provenance of the run.
+        JSON: arms (tokens_per_s), speedup (paired with transformers), parity, sparsity, attended
+        and dense token-layers a step, and the provenance of the run.
 
     Raises:
         ConfigError: the sizes do not fit the model or each other.
@@ -81,20 +81,16 @@ def bench_decode(  # noqa: PLR0913 - a flag of the command each
     if min(new_tokens, repeats) < 1:
         raise ConfigError("new_tokens and repeats must be at least 1 each; raise the lower one")
     loaded = load_model(model)
-    sparsity = effective_sparsity(
-        loaded.profile.sparsity, RequestOptions(page_policy=policy, page_budget=page_budget)
-    )
-    assert sparsity is not None, "the mode is auto"
+    sparsity = _sparsity(loaded.profile.sparsity, policy=policy, page_budget=page_budget)
     token_ids = real_prompt(loaded, tokens=context, room=new_tokens)
     progress(f"transformers reads a prompt of {context} tokens")
     peer = TransformersPeer(loaded.folder)
-    prompt = peer.prefill(token_ids)
+    prompt, params = peer.prefill(token_ids), {"dense": None, policy.value: sparsity}
     arms = {
-        name: _arm(loaded.model, prompt, peer.first_token, params, new_tokens=new_tokens)
-        for name, params in (("dense", None), (policy.value, sparsity))
+        name: _arm(loaded.model, prompt, peer.first_token, chosen, new_tokens=new_tokens)
+        for name, chosen in params.items()
     }
-    parity = _check_parity(peer, arms["dense"], steps=new_tokens)
-    progress(f"dense tokens equal transformers' over {parity['compared']} steps")
+    parity = _check_parity(peer, arms["dense"], steps=new_tokens, progress=progress)
     rows, seconds = _alternate(peer, arms, steps=new_tokens, repeats=repeats, progress=progress)
     return {
         "benchmark": "decode",
@@ -103,16 +99,24 @@ def bench_decode(  # noqa: PLR0913 - a flag of the command each
         "context": context,
         "new_tokens": new_tokens,
         "repeats": repeats,
-        "sparsity": {**summary_of(sparsity).to_json(), "full_layers": list(sparsity.full_layers)},
+        "sparsity": summary_of(sparsity).to_json() | {"full_layers": list(sparsity.full_layers)},
         "parity": parity,
         **_speeds(seconds, steps=new_tokens),
-        "attended": {name: row.attended / new_tokens for name, row in rows.items()},
-        "dense": rows["dense"].dense / new_tokens,
+        **_reads(rows, steps=new_tokens),
         **provenance(
             command=f"tandem bench decode --model {model} --context {context} --new-tokens "
             f"{new_tokens} --page-budget {page_budget} --policy {policy.value} --repeats {repeats}"
         ),
     }
+
+
+def _sparsity(
+    profile: SparsityParams, *, policy: PagePolicyName, page_budget: int
+) -> SparsityParams:
+    options = RequestOptions(page_policy=policy, page_budget=page_budget)
+    params = effective_sparsity(profile, options)
+    assert params is not None, "the mode is auto"
+    return params
 
 
 def _arm(
@@ -133,19 +137,24 @@ def _arm(
     return _Arm(DecodeRunner(model, cache, attention=TorchDecodeAttention()), row)
 
 
-def _check_parity(peer: TransformersPeer, dense: _Arm, *, steps: int) -> dict[str, Any]:
+def _check_parity(
+    peer: TransformersPeer, dense: _Arm, *, steps: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
     """Compares tokens up to the first near-tie; also warms both arms up."""
     theirs, gaps, _ = peer.run(steps)
     ours = dense.run(steps)[0].generated[1:]
+    compared, near_tie = steps, None
     for index, (token, wanted, gap) in enumerate(zip(ours, theirs, gaps, strict=True)):
         if gap < NEAR_TIE:
-            return {"equal": True, "compared": index, "near_tie_gap": gap}
+            compared, near_tie = index, gap
+            break
         if token != wanted:
             raise InternalError(
                 f"step {index} gave token {token}, transformers {wanted} (top-2 gap {gap:.4f}): "
                 "our dense decode is wrong, so its speed means nothing; report this"
             )
-    return {"equal": True, "compared": steps, "near_tie_gap": None}
+    progress(f"dense tokens equal transformers' over {compared} steps")
+    return {"equal": True, "compared": compared, "near_tie_gap": near_tie}
 
 
 def _alternate(
@@ -169,6 +178,11 @@ def _alternate(
         rates = ", ".join(f"{name} {steps / taken[-1]:.1f}" for name, taken in seconds.items())
         progress(f"repeat {repeat + 1} of {repeats}, tokens/s: {rates}")
     return rows, seconds
+
+
+def _reads(rows: dict[str, Sequence], *, steps: int) -> dict[str, Any]:
+    attended = {name: row.attended / steps for name, row in rows.items()}
+    return {"attended": attended, "dense": rows["dense"].dense / steps}
 
 
 def _speeds(seconds: dict[str, list[float]], *, steps: int) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import pytest
 import typer.main
 
 from deploy.cli import app
+from shared.types.options import PAGE_FIELDS
+from shared.types.page_policies import PagePolicyName
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP_FOLDERS = (
@@ -48,6 +50,13 @@ def test_commands_in_the_readme_exist():
 
 def test_every_command_is_in_the_readme():
     assert not command_names() - documented_commands(code_of(README))
+
+
+def test_every_page_policy_and_every_override_of_it_is_in_the_readme():
+    documented = code_of(README)
+    assert [name for name in PagePolicyName if f"`{name}`" not in documented] == []
+    overrides = ("page_policy", *PAGE_FIELDS)
+    assert [name for name in overrides if f'"{name}"' not in documented] == []
 
 
 @pytest.mark.parametrize("folder", TOP_FOLDERS)

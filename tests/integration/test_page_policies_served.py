@@ -192,3 +192,20 @@ async def test_mistakes_are_refused_before_any_prefill(
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error_from_rpc(caught.value).param == param
     assert stack.prefill.runner.runs == before
+
+
+async def test_what_only_the_profile_decides_is_refused_before_any_prefill_too(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    path = write_profile(tmp_path)
+    entry = 'policy = { value = "quest", source = "a test" }'
+    path.write_text(f"{path.read_text(encoding='utf-8')}{entry}\n", encoding="utf-8")
+    async with running_stack(tiny_model_dir, path) as stack:
+        _, report = await complete(stack, mode="sparse")
+        assert report["pages"]["policy"] == "quest"
+        before = stack.prefill.runner.runs
+        body = {"prompt": PROMPT, "tandem": {"page_heads": "kv_head"}}
+        response = await stack.http.post("/v1/completions", json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "tandem.page_heads"
+        assert stack.prefill.runner.runs == before
