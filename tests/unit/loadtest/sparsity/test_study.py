@@ -74,7 +74,14 @@ def test_choices_are_looked_at_in_layers_that_choose(run):
     _, facts, _ = run()
     seen = {fact.arm: fact for fact in of(facts, ForcedFact)}
     delta = seen["delta"]
-    assert [value is not None for value in delta.layer_recall] == [False, False, True, False, True, True]
+    assert [value is not None for value in delta.layer_recall] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
     assert all(0.0 < value <= 1.0 for value in delta.layer_recall if value is not None)
     assert delta.recall_p10 <= max(value for value in delta.layer_recall if value is not None)
     # One recent page of six, which holds 1, 5 and 9 slots at the steps looked at.
@@ -214,7 +221,8 @@ def test_texts_that_do_not_fit_the_context_are_refused(setup):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"parts": ("teachers",)}, {"policies": ("quesst",)}, {"keep_rate": 1.0}, {"steps": 0}]
+    "changes",
+    [{"parts": ("teachers",)}, {"policies": ("quesst",)}, {"keep_rate": 1.0}, {"steps": 0}],
 )
 def test_settings_that_make_no_sense_are_refused(changes):
     with pytest.raises(ConfigError):

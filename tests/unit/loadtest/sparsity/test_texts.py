@@ -31,7 +31,9 @@ def test_long_texts_fill_their_room_and_repeat_with_their_seed(tokenizer, name):
 
 def test_a_ledger_asks_for_every_number_that_it_holds(tokenizer):
     text = long_text(tokenizer, name="ledger", context=8, steps=500, seed=0)
-    entries, lookups = tokenizer.decode([*text.prompt_ids, *text.forced_ids]).split("Numbers looked")
+    entries, lookups = tokenizer.decode([*text.prompt_ids, *text.forced_ids]).split(
+        "Numbers looked"
+    )
     answers = scored_text(tokenizer, text)
     assert len(answers) == lookups.count("The number of") >= 3
     assert all(f" is {answer}." in entries for answer in answers)
@@ -58,9 +60,7 @@ def test_a_copy_is_the_list(tokenizer):
 
 
 def test_windows_of_prose_differ_and_count_in_full(tokenizer):
-    first, second = (
-        prose_window(tokenizer, context=100, steps=20, seed=seed) for seed in (0, 1)
-    )
+    first, second = (prose_window(tokenizer, context=100, steps=20, seed=seed) for seed in (0, 1))
     assert first.prompt_ids != second.prompt_ids
     assert (len(first.prompt_ids), first.steps, sum(first.scored)) == (100, 20, 20)
 
