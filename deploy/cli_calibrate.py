@@ -10,7 +10,10 @@ import typer
 
 if TYPE_CHECKING:
     from loadtest.quality.calibrate import WrittenProfile
+    from loadtest.quality.calibrate_profile import Calibration
     from loadtest.quality.calibrate_sweep import Progress
+    from loadtest.quality.delta_calibrate import DeltaCalibration
+    from shared.model.profile_record import ModelProfile
 
 
 def calibrate(
@@ -27,6 +30,22 @@ def calibrate(
         float, typer.Option(help="Token-layers to save at least, as a share of a full prefill.")
     ] = 0.3,
     keep: Annotated[float | None, typer.Option(help="Keep rate r; the base profile's.")] = None,
+    delta_samples: Annotated[
+        int, typer.Option(min=0, help="Generated samples for the Δ-layers; 0 keeps the Δ-layers.")
+    ] = 16,
+    full_layers: Annotated[
+        int, typer.Option(min=3, help="How many layers read everything, 0 and 1 included.")
+    ] = 5,
+    page_budget: Annotated[
+        int | None, typer.Option(min=3, help="K that Δ-layers are chosen for; the base profile's.")
+    ] = None,
+    sparsity_only: Annotated[
+        bool,
+        typer.Option("--sparsity-only", help="Δ-layers alone; the rest of the profile stays."),
+    ] = False,
+    profile: Annotated[
+        str, typer.Option(help="With --sparsity-only: the profile to change; the model's own.")
+    ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the generated prompts.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
@@ -39,18 +58,22 @@ def calibrate(
         bool, typer.Option("--json", help="One JSON object on standard output.")
     ] = False,
 ) -> None:
-    """Measures at which depth a model can be pruned, and writes its profile.
+    """Measures at which depth a model can be pruned and its Δ-layers, and writes its profile.
 
     Sweeps the pruning layer by correlation with the answer-informed oracle, by the needle tokens
     that are kept, and by the answers that stay the same; chooses lp, n, m, W and the aggregation
     among the depths that save enough. Repeating it gives the same file. Minutes on a GPU; on a CPU
-    ask for fewer samples and shorter lengths.
+    ask for fewer samples and shorter lengths. Δ-layers are chosen among prose and questions, by the
+    share of attention that lies in the chosen pages; a few minutes on a CPU with --sparsity-only.
 
-    JSON keys: path, profile, model_hash, pruning (lp, n, m, W, aggregation, keep_rate), saving,
-    rho, coverage, first_token, answers, prompts, answered_right_in_full.
+    JSON keys: path, profile, model_hash; of pruning, unless --sparsity-only: pruning (lp, n, m, W,
+    aggregation, keep_rate), saving, rho, coverage, first_token, answers, prompts,
+    answered_right_in_full; of Δ-layers: sparsity (full_layers, page_budget, recency_pages, recall,
+    recall_p10, by_shift, by_shift_recall, samples, steps).
     """
     from loadtest.quality.calibrate import parse_lengths, run_calibration, summary
     from loadtest.quality.calibrate_settings import CalibrationSettings
+    from loadtest.quality.delta_settings import DeltaSettings
 
     settings = CalibrationSettings(
         model=model,
@@ -62,6 +85,11 @@ def calibrate(
         seed=seed,
         device=device,
         dtype=dtype,
+        delta=DeltaSettings(
+            samples=delta_samples, full_layers=full_layers, page_budget=page_budget
+        ),
+        sparsity_only=sparsity_only,
+        profile=profile,
     )
     with _bars() as progress:
         written = run_calibration(settings, out=out, cache_dir=cache_dir, progress=progress)
@@ -70,12 +98,22 @@ def calibrate(
 
 def report(written: "WrittenProfile") -> dict[str, Any]:
     """What was chosen and how good it is, JSON-ready."""
-    found, pruning = written.found, written.profile.pruning
-    pick, agreement = found.chosen.candidate, found.chosen.agreement
-    return {
+    told: dict[str, Any] = {
         "path": str(written.path),
         "profile": written.profile.name,
         "model_hash": written.profile.fit.hash,
+    }
+    if written.found is not None:
+        told |= _pruning_report(written.found, written.profile)
+    if written.delta is not None:
+        told["sparsity"] = _delta_report(written.delta)
+    return told
+
+
+def _pruning_report(found: "Calibration", profile: "ModelProfile") -> dict[str, Any]:
+    pruning = profile.pruning
+    pick, agreement = found.chosen.candidate, found.chosen.agreement
+    return {
         "pruning": {
             "lp": pruning.pruning_layer,
             "n": pruning.aggregation_window,
@@ -91,6 +129,23 @@ def report(written: "WrittenProfile") -> dict[str, Any]:
         "answers": agreement.answers,
         "prompts": found.num_samples,
         "answered_right_in_full": found.num_right,
+    }
+
+
+def _delta_report(delta: "DeltaCalibration") -> dict[str, Any]:
+    from loadtest.quality.delta_choice import expected_recall
+
+    recall, low = delta.curves.recall_YY.tolist(), delta.curves.recall_low_YY.tolist()
+    return {
+        "full_layers": list(delta.by_recall),
+        "page_budget": delta.params.page_budget,
+        "recency_pages": delta.params.recency_pages,
+        "recall": expected_recall(delta.by_recall, recall),
+        "recall_p10": expected_recall(delta.by_recall, low),
+        "by_shift": list(delta.by_shift),
+        "by_shift_recall": expected_recall(delta.by_shift, recall),
+        "samples": delta.num_samples,
+        "steps": delta.num_steps,
     }
 
 

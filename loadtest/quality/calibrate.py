@@ -1,20 +1,22 @@
-"""Finds the depth at which a model can be pruned, and writes its profile.
+"""Finds the depth at which a model can be pruned and its Δ-layers, and writes its profile.
 
 python -m loadtest.quality.calibrate --model smollm2 --device cuda --out profile.toml
 
 Every depth is measured in three ways on prompts with known needles, or a user's own: how well the
 pruning score agrees with the answer-informed oracle, whether the kept tokens hold the needle, and
-whether the answer stays as it was. The same arguments on the same machine give the same file.
+whether the answer stays as it was. Δ-layers are chosen by how much of the attention of the layers
+after them lies in the pages that they choose. The same arguments on the same machine give the same
+file.
 """
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from loadtest.quality.calibrate_origin import write_profile
 from loadtest.quality.calibrate_profile import Calibration, calibrated_profile, evidence
 from loadtest.quality.calibrate_settings import (
     DEFAULT_SAMPLES,
@@ -22,12 +24,25 @@ from loadtest.quality.calibrate_settings import (
     CalibrationSettings,
 )
 from loadtest.quality.calibrate_sweep import Progress, calibrate
+from loadtest.quality.delta_calibrate import DeltaCalibration, calibrate_delta, delta_samples
+from loadtest.quality.delta_choice import expected_recall
+from loadtest.quality.delta_profile import (
+    CURVES,
+    delta_evidence,
+    delta_only_profile,
+    with_delta_layers,
+)
+from loadtest.quality.delta_settings import (
+    DEFAULT_DELTA_SAMPLES,
+    DEFAULT_FULL_LAYERS,
+    DeltaSettings,
+)
 from shared.config.exit_codes import exit_code_for
 from shared.errors import ConfigError, TandemError
-from shared.model.profile import PAPER, calibrated_path
+from shared.model.profile import PAPER, base_profile, calibrated_path, profile_path
 from shared.model.profile_record import ModelProfile
-from shared.model.profile_toml import profile_text
-from shared.model.weights import load_model
+from shared.model.profile_toml import profile_text, read_evidence
+from shared.model.weights import LoadedModel, load_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +53,10 @@ class WrittenProfile:
     """Where."""
     profile: ModelProfile
     """What workers load."""
-    found: Calibration
-    """What was measured."""
+    found: Calibration | None
+    """What was measured of pruning; None when Δ-layers alone were calibrated."""
+    delta: DeltaCalibration | None
+    """What was measured of Δ-layers; None when they were left as they are."""
 
 
 def run_calibration(
@@ -68,28 +85,59 @@ def run_calibration(
         dtype=settings.dtype,
         device=settings.device,
         cache_dir=cache_dir,
-        profile=PAPER,
+        profile=settings.profile if settings.sparsity_only else PAPER,
     )
-    found = calibrate(loaded, settings=settings, progress=progress)
-    profile = calibrated_profile(found, loaded)
+    base = loaded.profile if settings.sparsity_only else base_profile(loaded.model.config)
+    params = settings.delta.sparsity_over(base.sparsity)
+    samples = (
+        delta_samples(loaded, settings=settings, params=params) if settings.measures_delta else []
+    )
+    curves = _kept(loaded, settings, cache_dir) if settings.sparsity_only else {}
+    found = None
+    if not settings.sparsity_only:
+        found = calibrate(loaded, settings=settings, progress=progress)
+    delta = None
+    if samples:
+        delta = calibrate_delta(
+            loaded, samples, settings=settings, params=params, progress=progress
+        )
+    profile = _profile(loaded, found, delta)
     path = out if out is not None else calibrated_path(profile.fit.hash, cache_dir)
-    _write(path, profile_text(profile, evidence=evidence(found, loaded, commit=commit)))
-    return WrittenProfile(path=path, profile=profile, found=found)
+    if found is not None:
+        curves = evidence(found, loaded, commit=commit)
+    if delta is not None:
+        curves[CURVES] = delta_evidence(
+            delta,
+            loaded,
+            shipped=base_profile(loaded.model.config).sparsity.full_layers,
+            command=settings.command,
+            commit=commit,
+        )
+    write_profile(path, profile_text(profile, evidence=curves))
+    return WrittenProfile(path=path, profile=profile, found=found, delta=delta)
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except OSError as error:
-        raise ConfigError(
-            f"the profile cannot be written to {path} ({error}): choose a folder that you may "
-            "write to with --out"
-        ) from error
+def _profile(
+    loaded: LoadedModel, found: Calibration | None, delta: DeltaCalibration | None
+) -> ModelProfile:
+    if found is None:
+        assert delta is not None, "one of the two was calibrated"
+        return delta_only_profile(loaded, delta)
+    profile = calibrated_profile(found, loaded)
+    return profile if delta is None else with_delta_layers(profile, delta)
+
+
+def _kept(
+    loaded: LoadedModel, settings: CalibrationSettings, cache_dir: Path | None
+) -> dict[str, Any]:
+    """The evidence of the profile that was loaded."""
+    path = profile_path(
+        settings.profile,
+        config=loaded.model.config,
+        model_hash=loaded.model.identity(loaded.name).model_hash,
+        cache_dir=cache_dir,
+    )
+    return {} if path is None else read_evidence(path)
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
@@ -108,20 +156,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 def main(argv: Sequence[str]) -> int:
     """The command without the command-line packages, for machines that have only the engine's."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.quality.calibrate")
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--samples", type=int, default=DEFAULT_SAMPLES)
-    parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--lengths", default="", help="tokens of generated prompts, 1024,4096")
-    parser.add_argument("--saving-target", type=float, default=DEFAULT_SAVING)
-    parser.add_argument("--keep", type=float)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--cache-dir", type=Path)
-    parser.add_argument("--commit", default="", help="of the code, where it is no git checkout")
-    given = parser.parse_args(argv)
+    given = _parser().parse_args(argv)
     try:
         settings = CalibrationSettings(
             model=given.model,
@@ -133,6 +168,13 @@ def main(argv: Sequence[str]) -> int:
             seed=given.seed,
             device=given.device,
             dtype=given.dtype,
+            delta=DeltaSettings(
+                samples=given.delta_samples,
+                full_layers=given.full_layers,
+                page_budget=given.page_budget,
+            ),
+            sparsity_only=given.sparsity_only,
+            profile=given.profile,
         )
         written = run_calibration(
             settings,
@@ -148,9 +190,43 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.quality.calibrate")
+    add = parser.add_argument
+    add("--model", default="smollm2")
+    add("--samples", type=int, default=DEFAULT_SAMPLES)
+    add("--prompts", type=Path)
+    add("--lengths", default="", help="tokens of generated prompts, 1024,4096")
+    add("--saving-target", type=float, default=DEFAULT_SAVING)
+    add("--keep", type=float)
+    add("--delta-samples", type=int, default=DEFAULT_DELTA_SAMPLES, help="0: keep the Δ-layers")
+    add("--full-layers", type=int, default=DEFAULT_FULL_LAYERS, help="how many, 0 and 1 included")
+    add("--page-budget", type=int, help="K; the base profile's without it")
+    add(
+        "--sparsity-only", action="store_true", help="Δ-layers alone; the rest of the profile stays"
+    )
+    add("--profile", default="", help="with --sparsity-only: which; the model's own without it")
+    add("--seed", type=int, default=0)
+    add("--device", default="cpu")
+    add("--dtype", default="float32")
+    add("--out", type=Path)
+    add("--cache-dir", type=Path)
+    add("--commit", default="", help="of the code, where it is no git checkout")
+    return parser
+
+
 def summary(written: WrittenProfile) -> str:
     """What was chosen and how good it is, in a few lines."""
-    found, pruning = written.found, written.profile.pruning
+    parts = []
+    if written.found is not None:
+        parts.append(_pruning_summary(written.found, written.profile))
+    if written.delta is not None:
+        parts.append(_delta_summary(written.delta))
+    return "\n".join([*parts, f"written to {written.path}"])
+
+
+def _pruning_summary(found: Calibration, profile: ModelProfile) -> str:
+    pruning = profile.pruning
     pick, agreement = found.chosen.candidate, found.chosen.agreement
     measures = {
         "rho": pick.rho,
@@ -164,9 +240,22 @@ def summary(written: WrittenProfile) -> str:
         f"W {pruning.observation_window}, m {pruning.deferred_layers}, "
         f"{pruning.aggregation.value}: saves {found.saving(pruning.pruning_layer):.1%} of the "
         f"token-layers at {found.keep_rate:g} kept\n"
-        f"{told} ({found.num_samples} prompts, {found.num_right} answered right in full)\n"
-        f"written to {written.path}"
+        f"{told} ({found.num_samples} prompts, {found.num_right} answered right in full)"
     )
+
+
+def _delta_summary(delta: DeltaCalibration) -> str:
+    recall, low = delta.curves.recall_YY.tolist(), delta.curves.recall_low_YY.tolist()
+    sets = {"chosen by recall": delta.by_recall, "by the paper's shift": delta.by_shift}
+    told = [
+        f"full layers {','.join(map(str, layers))} ({name}): recall "
+        f"{expected_recall(layers, recall):.3f}, 10th percentile {expected_recall(layers, low):.3f}"
+        for name, layers in sets.items()
+    ]
+    where = (
+        f"{delta.num_samples} samples, {delta.num_steps} steps, {delta.params.page_budget} pages"
+    )
+    return "\n".join([*told, f"({where})"])
 
 
 def _print_progress(stage: str, done: int, total: int) -> None:

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
-
-from loadtest.micro.measure import provenance
 from loadtest.quality.calibrate_answers import Agreement
 from loadtest.quality.calibrate_choice import Candidate, token_layer_saving
+from loadtest.quality.calibrate_origin import origin
 from loadtest.quality.calibrate_settings import CalibrationSettings
 from shared.model.profile_record import ModelFit, ModelProfile
 from shared.model.weights import LoadedModel
@@ -106,17 +104,11 @@ def evidence(found: Calibration, loaded: LoadedModel, *, commit: str) -> dict[st
         loaded: the model.
         commit: of the code; empty asks git.
     """
-    origin = provenance(command=found.settings.command)
-    changed = " with uncommitted changes" if origin["uncommitted_changes"] else ""
     by_layer: dict[str, Any] = {"rho": _rounded(found.single_rho)}
     if found.single_coverage is not None:
         by_layer["coverage"] = _rounded(found.single_coverage)
     return {
-        "command": found.settings.command,
-        "commit": commit or f"{origin['commit'] or 'unknown'}{changed}",
-        "hardware": _hardware(loaded.model.device, cpu=origin["hardware"]["cpu"]),
-        "torch": torch.__version__,
-        "dtype": loaded.model.geometry().dtype,
+        **origin(loaded, command=found.settings.command, commit=commit),
         "prompts": found.num_samples,
         "answered_right_in_full": found.num_right,
         "keep_rate": found.keep_rate,
@@ -131,10 +123,6 @@ def evidence(found: Calibration, loaded: LoadedModel, *, commit: str) -> dict[st
         },
         "at_the_chosen_depth": _curves(found.refined),
     }
-
-
-def _hardware(device: torch.device, *, cpu: str) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
 
 
 def _curves(variants: Sequence[Variant]) -> dict[str, list[Any]]:

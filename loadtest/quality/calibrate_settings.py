@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from loadtest.quality.calibrate_grid import SweepGrid
+from loadtest.quality.delta_settings import DeltaSettings
 from loadtest.quality.oracle import OracleSwitches
 from shared.errors import ConfigError
 from shared.types.methods import PruningParams
@@ -43,12 +44,18 @@ class CalibrationSettings:
     """m to try, ascending."""
     oracle: OracleSwitches = field(default_factory=OracleSwitches)
     """How the oracle scores."""
+    delta: DeltaSettings = field(default_factory=DeltaSettings)
+    """How Δ-layers are calibrated."""
+    sparsity_only: bool = False
+    """Calibrate Δ-layers alone and leave the rest of the model's profile as it is."""
+    profile: str = ""
+    """That profile: a name or a TOML file; empty: the one that workers would load."""
 
     def __post_init__(self) -> None:
         checks = (
             (self.samples >= 0, "the number of samples is negative: give 0 or more"),
             (
-                self.samples > 0 or self.prompts is not None,
+                self._has_something_to_measure,
                 "there is nothing to measure on: ask for samples, or name a file of prompts",
             ),
             (
@@ -60,6 +67,11 @@ class CalibrationSettings:
                 self.keep_rate is None or 0.0 < self.keep_rate < 1.0,
                 "the keep rate must be above 0 and below 1: at 1 nothing is pruned",
             ),
+            (
+                self.sparsity_only or not self.profile,
+                "a profile to start from is used only with --sparsity-only: a calibration of the "
+                "pruning depth starts from the shipped values",
+            ),
             (self.seed >= 0, "the seed is negative: give 0 or more"),
             (all(n > 0 for n in self.lengths), "a prompt has at least 1 token: correct --lengths"),
         )
@@ -68,16 +80,32 @@ class CalibrationSettings:
                 raise ConfigError(f"calibration: {text}")
 
     @property
+    def measures_delta(self) -> bool:
+        """Whether Δ-layers are calibrated."""
+        return self.sparsity_only or self.delta.samples > 0
+
+    @property
+    def _has_something_to_measure(self) -> bool:
+        generated = self.delta.samples if self.sparsity_only else self.samples
+        return generated > 0 or self.prompts is not None
+
+    @property
     def command(self) -> str:
         """The command line that gives the same profile."""
-        words = ["tandem", "calibrate", "--model", self.model, "--samples", str(self.samples)]
+        words = ["tandem", "calibrate", "--model", self.model]
+        if self.sparsity_only:
+            words += ["--sparsity-only", *(["--profile", self.profile] if self.profile else [])]
+        else:
+            words += ["--samples", str(self.samples)]
         if self.prompts is not None:
             words += ["--prompts", str(self.prompts)]
         if self.lengths:
             words += ["--lengths", ",".join(map(str, self.lengths))]
-        words += ["--saving-target", f"{self.saving_target:g}"]
-        if self.keep_rate is not None:
-            words += ["--keep", f"{self.keep_rate:g}"]
+        if not self.sparsity_only:
+            words += ["--saving-target", f"{self.saving_target:g}"]
+            if self.keep_rate is not None:
+                words += ["--keep", f"{self.keep_rate:g}"]
+        words += self.delta.words()
         words += ["--seed", str(self.seed), "--device", self.device, "--dtype", self.dtype]
         return shlex.join(words)
 

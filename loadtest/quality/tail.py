@@ -32,6 +32,26 @@ _BACKENDS = (
 QuerySink = Callable[[int, Tensor], None]
 """Is told a layer's index and its rotated queries [B, T, H, D]."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TailLayer:
+    """What one layer did with a block of tail tokens. The keys live until the next block."""
+
+    first: int
+    """Tail slot of the block's first token."""
+    queries_BTHD: Tensor
+    """Rotated queries."""
+    keys_BGSD: Tensor
+    """Rotated keys of all prompt slots and of the tail up to this block's end."""
+    input_BTE: Tensor
+    """Residual stream before the layer."""
+    output_BTE: Tensor
+    """The same after it."""
+
+
+LayerSink = Callable[[int, TailLayer], None]
+"""Is told a layer's index and what it did."""
+
 _BLOCK = 64
 """Tokens fed together at most; bounds masks at B x R x 64 x S values."""
 _MASK_ALIGNMENT = 16
@@ -104,23 +124,33 @@ class TailRun:
         self._cos_BJD = torch.stack([table.cos_TD for table in tables])
         self._sin_BJD = torch.stack([table.sin_TD for table in tables])
 
-    def feed(self, ids_BT: Tensor, *, on_queries: QuerySink | None = None) -> Tensor:
+    def feed(
+        self,
+        ids_BT: Tensor,
+        *,
+        on_queries: QuerySink | None = None,
+        on_layer: LayerSink | None = None,
+    ) -> Tensor:
         """Appends tokens to every row.
 
         Args:
             ids_BT: int64 on the model's device; what stands in dead slots does not matter.
-            on_queries: called after each layer of each block of tokens, in order.
+            on_queries: called in each layer of each block of tokens, in order.
+            on_layer: called after each layer of each block of tokens, in order.
 
         Returns:
             The last layer's output [B, T, E].
         """
         with sdpa_kernel(list(_BACKENDS)):
             blocks = [
-                self._feed_block(ids, on_queries) for ids in torch.split(ids_BT, _BLOCK, dim=1)
+                self._feed_block(ids, on_queries=on_queries, on_layer=on_layer)
+                for ids in torch.split(ids_BT, _BLOCK, dim=1)
             ]
         return torch.cat(blocks, dim=1)
 
-    def _feed_block(self, ids_BT: Tensor, on_queries: QuerySink | None) -> Tensor:
+    def _feed_block(
+        self, ids_BT: Tensor, *, on_queries: QuerySink | None, on_layer: LayerSink | None
+    ) -> Tensor:
         num_rows, num_tokens = ids_BT.shape
         slots = slice(self._used, self._used + num_tokens)
         rope = RopeTable(
@@ -138,7 +168,16 @@ class TailRun:
             if buffer.lengths not in biases:
                 biases[buffer.lengths] = self._bias(buffer, slots)
             attn_BTHD = buffer.attend(q_BTHD, used=slots.stop, bias=biases[buffer.lengths])
-            x_TE = layer.finish(x_TE, attn_BTHD.flatten(0, 1))
+            before_TE, x_TE = x_TE, layer.finish(x_TE, attn_BTHD.flatten(0, 1))
+            if on_layer is not None:
+                done = TailLayer(
+                    first=slots.start,
+                    queries_BTHD=q_BTHD,
+                    keys_BGSD=buffer.keys(used=slots.stop),
+                    input_BTE=before_TE.view(num_rows, num_tokens, -1),
+                    output_BTE=x_TE.view(num_rows, num_tokens, -1),
+                )
+                on_layer(index, done)
         self._used = slots.stop
         return x_TE.view(num_rows, num_tokens, -1)
 
@@ -188,6 +227,10 @@ class _LayerBuffer:
         shape = (len(self.lengths), slots.stop - slots.start, *k_TGD.shape[1:])
         self._k_BGSD[:, :, own] = k_TGD.reshape(shape).transpose(1, 2)
         self._v_BGSD[:, :, own] = v_TGD.reshape(shape).transpose(1, 2)
+
+    def keys(self, *, used: int) -> Tensor:
+        """Keys of the prompts and of `used` tail slots, [B, G, P + used, D]."""
+        return self._k_BGSD[:, :, : self.width + used]
 
     def attend(self, q_BTHD: Tensor, *, used: int, bias: Tensor | None) -> Tensor:
         """Attention of the tail's last tokens over prompt and tail, [B, T, H, D].

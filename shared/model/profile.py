@@ -37,23 +37,40 @@ def load_profile(
     """
     if spec == PAPER:
         return paper_profile(config)
+    path = profile_path(spec, config=config, model_hash=model_hash, cache_dir=cache_dir)
+    if path is None:
+        return default_profile(config)
+    profile = read_profile(path)
+    if spec or path == calibrated_path(model_hash, cache_dir):
+        return _fitting(profile, config, model_hash=model_hash)
+    return _of_this_shape(_fitting(profile, config, model_hash=""), model_hash)
+
+
+def profile_path(
+    spec: str = "", *, config: ModelConfig, model_hash: str = "", cache_dir: Path | None = None
+) -> Path | None:
+    """The file that `load_profile` reads for the same arguments; None where it reads none.
+
+    Raises:
+        ConfigError: no such profile.
+    """
     if spec:
-        path = Path(spec).expanduser() if spec.endswith(".toml") else _shipped(spec)
-        return _fitting(read_profile(path), config, model_hash=model_hash)
+        if spec == PAPER:
+            return None
+        return Path(spec).expanduser() if spec.endswith(".toml") else _shipped(spec)
     own = calibrated_path(model_hash, cache_dir)
-    if model_hash and own.is_file():
-        return _fitting(read_profile(own), config, model_hash=model_hash)
-    shipped = shipped_profile(config)
-    return default_profile(config) if shipped is None else _of_this_shape(shipped, model_hash)
+    return own if model_hash and own.is_file() else _shipped_path(config)
 
 
 def shipped_profile(config: ModelConfig) -> ModelProfile | None:
     """The shipped profile of a model's shape; None where there is none."""
-    for path in sorted(_FOLDER.glob("*.toml")):
-        profile = read_profile(path)
-        if profile.fit.describes(config):
-            return _fitting(profile, config, model_hash="")
-    return None
+    path = _shipped_path(config)
+    return None if path is None else _fitting(read_profile(path), config, model_hash="")
+
+
+def _shipped_path(config: ModelConfig) -> Path | None:
+    paths = sorted(_FOLDER.glob("*.toml"))
+    return next((path for path in paths if read_profile(path).fit.describes(config)), None)
 
 
 def calibrated_path(model_hash: str, cache_dir: Path | None = None) -> Path:

@@ -61,6 +61,22 @@ def read_profile(path: Path) -> ModelProfile:
     )
 
 
+def read_evidence(path: Path) -> dict[str, Any]:
+    """The measured curves in a profile's file; empty where it has none.
+
+    Raises:
+        ConfigError: the file cannot be read, is no profile, or holds what cannot be written again.
+    """
+    read_profile(path)
+    found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")).get("evidence", {})
+    if not all(_is_writable(value) for value in found.values()):
+        raise ConfigError(
+            f"{path} [evidence] holds dates or tables within lists: a calibration writes neither; "
+            "remove them"
+        )
+    return found
+
+
 def profile_text(profile: ModelProfile, *, evidence: Mapping[str, Any]) -> str:
     """The TOML of a profile.
 
@@ -83,6 +99,18 @@ def profile_text(profile: ModelProfile, *, evidence: Mapping[str, Any]) -> str:
                 entry = f"{{ value = {_literal(value)}, source = {_literal(source)} }}"
                 lines.append(f"{f.name} = {entry}")
     return "\n".join([*lines, *_table("evidence", evidence)]) + "\n"
+
+
+def _is_writable(value: Any) -> bool:  # noqa: ANN401 - TOML values are of any type
+    """Whether `profile_text` can write a value of the evidence."""
+    if isinstance(value, Mapping):
+        return all(_is_writable(entry) for entry in value.values())
+    items = value if isinstance(value, list) else [value]
+    return all(
+        isinstance(item, str | bool | int | float)
+        or (isinstance(item, list) and _is_writable(item))
+        for item in items
+    )
 
 
 def _table(name: str, entries: Mapping[str, Any]) -> list[str]:

@@ -16,9 +16,10 @@ from loadtest.quality.calibrate_answers import Target, counted_targets
 from loadtest.quality.calibrate_grid import SweepGrid
 from loadtest.quality.calibrate_samples import generated_samples
 from loadtest.quality.calibrate_settings import CalibrationSettings
+from loadtest.quality.delta_settings import DeltaSettings
 from loadtest.quality.tasks.prompt import PromptWriter
 from shared.errors import ConfigError
-from shared.model.profile import calibrated_path, load_profile
+from shared.model.profile import base_profile, calibrated_path, load_profile
 from shared.model.random import random_config
 from shared.model.random_folder import save_random_model
 from shared.model.weights import load_model
@@ -36,6 +37,7 @@ def settings(folder: Path, **changes: object) -> CalibrationSettings:
         "saving_target": 0.2,
         "grid": GRID,
         "deferred": (0, 2),
+        "delta": DeltaSettings(samples=2, steps=3, page_budget=16),
     }
     return CalibrationSettings(**(values | changes))  # type: ignore[arg-type]
 
@@ -56,7 +58,9 @@ def written(tiny_model_dir: Path, cache: Path, stages: dict[str, int]) -> Writte
         assert done <= total
         stages[stage] = done
 
-    return run_calibration(settings(tiny_model_dir), out=None, cache_dir=cache, progress=progress)
+    return run_calibration(
+        settings(tiny_model_dir), out=None, cache_dir=cache, progress=progress, commit="abc"
+    )
 
 
 def ignore(stage: str, done: int, total: int) -> None:
@@ -67,13 +71,17 @@ def test_repeating_gives_the_same_file(
     written: WrittenProfile, tiny_model_dir: Path, cache: Path, tmp_path: Path
 ) -> None:
     again = run_calibration(
-        settings(tiny_model_dir), out=tmp_path / "again.toml", cache_dir=cache, progress=ignore
+        settings(tiny_model_dir),
+        out=tmp_path / "again.toml",
+        cache_dir=cache,
+        progress=ignore,
+        commit="abc",
     )
     assert again.path.read_bytes() == written.path.read_bytes()
 
 
 def test_every_prompt_is_reported(written: WrittenProfile, stages: dict[str, int]) -> None:
-    assert stages == {"scores": 2, "depths": 2, "windows and deferred layers": 2}
+    assert stages == {"scores": 2, "depths": 2, "windows and deferred layers": 2, "Δ-layers": 2}
 
 
 def test_workers_load_it_by_the_hash_of_the_weights(
@@ -118,15 +126,18 @@ def test_prompts_of_a_user_alone(tiny_model_dir: Path, cache: Path, tmp_path: Pa
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text(json.dumps({"prompt": "word " * 60}))
     written = run_calibration(
-        settings(tiny_model_dir, samples=0, prompts=prompts),
+        settings(tiny_model_dir, samples=0, prompts=prompts, delta=DeltaSettings(samples=0)),
         out=tmp_path / "mine.toml",
         cache_dir=cache,
         progress=ignore,
+        commit="abc",
     )
     evidence = tomllib.loads(written.path.read_text())["evidence"]
     assert (evidence["prompts"], evidence["answered_right_in_full"]) == (1, 0)
     assert "coverage" not in evidence["by_layer"]
     assert "coverage" not in evidence["by_depth"]
+    assert "sparsity" not in evidence
+    assert written.profile.sparsity == base_profile(random_config()).sparsity
 
 
 def test_a_prompt_that_cannot_be_pruned_is_refused(
@@ -136,10 +147,11 @@ def test_a_prompt_that_cannot_be_pruned_is_refused(
     prompts.write_text(json.dumps({"prompt": "hi"}))
     with pytest.raises(ConfigError, match="cannot be used"):
         run_calibration(
-            settings(tiny_model_dir, samples=0, prompts=prompts),
+            settings(tiny_model_dir, samples=0, prompts=prompts, delta=DeltaSettings(samples=0)),
             out=tmp_path / "short.toml",
             cache_dir=cache,
             progress=ignore,
+            commit="abc",
         )
     assert not (tmp_path / "short.toml").exists()
 
@@ -154,6 +166,7 @@ def test_a_prompt_that_cannot_be_pruned_is_refused(
         {"keep_rate": 1.0},
         {"seed": -1},
         {"lengths": (0,)},
+        {"profile": "paper"},
     ],
 )
 def test_bad_settings_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
@@ -189,6 +202,7 @@ def test_the_plain_script(
     tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--model", str(tiny_model_dir), "--samples", "1", "--lengths", "500"]
+    arguments += ["--delta-samples", "1", "--page-budget", "16"]
     out = tmp_path / "folder" / "plain.toml"
     named = ["--saving-target", "0.2", "--out", str(out), "--commit", "abc"]
     assert main([*arguments, *named]) == 0
@@ -206,6 +220,7 @@ def test_the_plain_script(
 def test_the_command(tiny_model_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "cli.toml"
     arguments = ["calibrate", "--model", str(tiny_model_dir), "--samples", "1", "--lengths", "500"]
+    arguments += ["--delta-samples", "1", "--page-budget", "16", "--full-layers", "4"]
     result = CliRunner().invoke(
         cli.app, [*arguments, "--saving-target", "0.2", "--out", str(out), "--json"]
     )
@@ -213,6 +228,7 @@ def test_the_command(tiny_model_dir: Path, tmp_path: Path) -> None:
     report = json.loads(result.stdout)
     assert report["path"] == str(out)
     assert report["saving"] >= 0.2
+    assert len(report["sparsity"]["full_layers"]) == 4
     assert set(report["pruning"]) == {"lp", "n", "m", "W", "aggregation", "keep_rate"}
 
 

@@ -1,0 +1,131 @@
+"""What a calibration of Δ-layers found: the profile's page selection and the curves behind it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from loadtest.quality.calibrate_origin import origin
+from loadtest.quality.delta_calibrate import DeltaCalibration
+from loadtest.quality.delta_choice import (
+    FIRST_DELTA,
+    Matrix,
+    expected_recall,
+    weighted_recall,
+)
+from shared.model.profile_record import ModelFit, ModelProfile
+from shared.model.weights import LoadedModel
+
+CURVES = "sparsity"
+"""Table of the evidence that holds the curves."""
+BY_RECALL, BY_LOW_RECALL, BY_SHIFT, SHIPPED = "recall", "low_recall", "shift", "shipped"
+"""Names of the sets of full layers: the two objectives, the paper's rule, the base profile's."""
+_DIGITS = 4
+_MATRIX_DIGITS = 3
+
+
+def with_delta_layers(profile: ModelProfile, found: DeltaCalibration) -> ModelProfile:
+    """The profile with the chosen full layers, and K where the calibration was given one."""
+    recall = expected_recall(found.by_recall, found.curves.recall_YY.tolist())
+    sources = {
+        **_sources(profile),
+        "sparsity.full_layers": (
+            f"calibrated: {recall:.1%} of the sparse layers' attention lies in the "
+            f"{found.params.page_budget} pages, mean of {found.num_samples} samples"
+        ),
+    }
+    if found.params.page_budget != profile.sparsity.page_budget:
+        sources["sparsity.page_budget"] = "given to the calibration of full_layers"
+    return replace(profile, sparsity=found.chosen, sources=sources)
+
+
+def delta_only_profile(loaded: LoadedModel, found: DeltaCalibration) -> ModelProfile:
+    """The model's profile with nothing changed but its page selection, for exactly its weights."""
+    config = loaded.model.config
+    fit = ModelFit(
+        family=config.family,
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        hash=loaded.model.identity(loaded.name).model_hash,
+    )
+    return replace(with_delta_layers(loaded.profile, found), name=loaded.name, fit=fit)
+
+
+def delta_evidence(
+    found: DeltaCalibration,
+    loaded: LoadedModel,
+    *,
+    shipped: Sequence[int],
+    command: str,
+    commit: str,
+) -> dict[str, Any]:
+    """Both curves and every set of full layers, as the profile keeps them; equal runs are equal.
+
+    Args:
+        found: what was measured.
+        loaded: the model.
+        shipped: full layers that the calibration is compared with.
+        command: that gives the same.
+        commit: of the code; empty asks git.
+    """
+    curves = found.curves
+    recall, low = curves.recall_YY.tolist(), curves.recall_low_YY.tolist()
+    turn = curves.turn_Y.tolist()
+    sets = {
+        BY_RECALL: found.by_recall,
+        BY_LOW_RECALL: found.by_low_recall,
+        BY_SHIFT: found.by_shift,
+        SHIPPED: tuple(shipped),
+    }
+    return {
+        **origin(loaded, command=command, commit=commit),
+        "samples": found.num_samples,
+        "steps": found.num_steps,
+        "page_budget": found.params.page_budget,
+        "recency_pages": found.params.recency_pages,
+        "by_layer": {
+            "shift": _rounded(curves.shift_Y.tolist()),
+            "shift_with_sinks": _rounded(curves.shift_with_sinks_Y.tolist()),
+            "turn": _rounded(turn),
+        },
+        "full_layers": {name: list(layers) for name, layers in sets.items()},
+        "expected": {
+            "set": list(sets),
+            "recall": _rounded([expected_recall(layers, recall) for layers in sets.values()]),
+            "low_recall": _rounded([expected_recall(layers, low) for layers in sets.values()]),
+            "objective": _rounded([weighted_recall(s, recall, turn) for s in sets.values()]),
+        },
+        "recall": _rows(recall),
+        "low_recall": _rows(low),
+    }
+
+
+def recall_matrix(table: Mapping[str, Sequence[float]], *, num_layers: int) -> list[list[float]]:
+    """The matrix [i][j] of a table of the evidence; what it does not tell is not a number."""
+    matrix = [[float("nan")] * num_layers for _ in range(num_layers)]
+    for name, values in table.items():
+        layer = int(name.removeprefix("layer_"))
+        matrix[layer][layer + 1 :] = list(values)
+    return matrix
+
+
+def _rows(matrix: Matrix) -> dict[str, list[float]]:
+    """Recall of all later layers by each layer that may plan."""
+    return {
+        f"layer_{layer}": [round(value, _MATRIX_DIGITS) for value in matrix[layer][layer + 1 :]]
+        for layer in range(FIRST_DELTA, len(matrix) - 1)
+    }
+
+
+def _sources(profile: ModelProfile) -> dict[str, str]:
+    """Sources of every value, those without one told as the profile's."""
+    found = dict(profile.sources)
+    for section, params in (("pruning", profile.pruning), ("sparsity", profile.sparsity)):
+        for field in fields(params):
+            if getattr(params, field.name) != field.default:
+                found.setdefault(f"{section}.{field.name}", profile.source)
+    return found
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, _DIGITS) for value in values]

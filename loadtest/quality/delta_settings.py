@@ -1,0 +1,51 @@
+"""What the calibration of Δ-layers is asked to do."""
+
+from dataclasses import dataclass, replace
+
+from shared.errors import ConfigError
+from shared.types.methods import SparsityParams
+
+DEFAULT_DELTA_SAMPLES = 16
+"""Generated samples unless asked otherwise."""
+DEFAULT_FULL_LAYERS = 5
+"""Full layers unless asked otherwise: the paper's two warm ones and three Δ-layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSettings:
+    """Sizes of a calibration of Δ-layers."""
+
+    samples: int = DEFAULT_DELTA_SAMPLES
+    """Generated samples, prose and questions in turn; 0 without own prompts: no calibration."""
+    steps: int = 12
+    """Decode steps recorded of each sample at most."""
+    full_layers: int = DEFAULT_FULL_LAYERS
+    """Full layers of the model, layers 0 and 1 among them."""
+    page_budget: int | None = None
+    """K; None: the base profile's."""
+
+    def __post_init__(self) -> None:
+        checks = (
+            (self.samples >= 0, "the number of Δ-samples is negative: give 0 or more"),
+            (self.steps >= 1, "at least 1 step of a sample must be recorded"),
+        )
+        for ok, text in checks:
+            if not ok:
+                raise ConfigError(f"calibration: {text}")
+
+    def words(self) -> list[str]:
+        """The flags that give the same settings."""
+        words = ["--delta-samples", str(self.samples), "--full-layers", str(self.full_layers)]
+        if self.page_budget is not None:
+            words += ["--page-budget", str(self.page_budget)]
+        return words
+
+    def sparsity_over(self, params: SparsityParams) -> SparsityParams:
+        """Parameters of the choice: those of `params`, with K as asked.
+
+        Raises:
+            ConfigError: K has no room for the recent pages.
+        """
+        if self.page_budget is None:
+            return params
+        return replace(params, page_budget=self.page_budget)
