@@ -9,6 +9,8 @@ from loadtest.sparsity.records import ForcedFact, NeedleFact
 
 AHEAD, BEHIND, LEVEL = "ahead", "behind", "not told apart"
 _CERTAIN = 0.05
+_ALIKE = 1.5
+"""Reads within this factor count as alike; policies differ in how many layers they leave dense."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ def closeness(mine: Sequence[ForcedFact], theirs: Sequence[ForcedFact]) -> Duel 
     text = (
         f"KL {_weighted(ours, 'kl'):.4f} against {_weighted(rivals, 'kl'):.4f}, agreement "
         f"{_weighted(ours, 'agreement'):.1%} against {_weighted(rivals, 'agreement'):.1%}, reads "
-        f"{read:.2f} times as much"
+        f"{read:.2f} times as much{_at_equal_reads(read)}"
     )
     return Duel(verdict=_by_bounds(mean_interval(gaps)), text=text)
 
@@ -53,6 +55,11 @@ def answers(mine: Sequence[NeedleFact], theirs: Sequence[NeedleFact]) -> Duel | 
         verdict=verdict,
         text=f"{right[0]} right answers against {right[1]} of {len(pairs)} (p = {p:.2g})",
     )
+
+
+def _at_equal_reads(ratio: float) -> str:
+    """A warning where a budget did not make the reads alike."""
+    return "" if 1 / _ALIKE <= ratio <= _ALIKE else ", not at equal reads"
 
 
 def _weighted(facts: Sequence[ForcedFact], name: str) -> float:

@@ -19,7 +19,7 @@ from loadtest.sparsity.rows import RowBatch, arm_facts, row_batch, row_bytes
 from loadtest.sparsity.texts import Text
 from shared.model.transformer import Transformer
 
-_BATCH_BYTES = {"cuda": 24 << 30, "cpu": 3 << 30}
+_BATCH_BYTES = {"cuda": 24 << 30, "cpu": 4 << 30}
 """KV that the rows of one batch may add, on each kind of device."""
 _OWN_PACE = frozenset({"raas"})
 """Policies that read more than K pages of a long prompt, so that no formula holds."""

@@ -133,6 +133,7 @@ class Study:
             self._policies(settings.budgets, prefill=PRUNED),
             part=NEEDLE,
             wanted=settings.needle_answers,
+            counted=(FULL_ARM, dense_arm(PRUNED)),
         )
 
     def _long(self) -> bool:
@@ -196,7 +197,7 @@ class Study:
             for seed in range(settings.ablation_windows)
         ]
         return self._continued(texts, arms, part=ABLATION) and self._answered(
-            pruned, part=ABLATION, wanted=settings.ablation_answers
+            pruned, part=ABLATION, wanted=settings.ablation_answers, counted=(FULL_ARM,)
         )
 
     def _continued(self, texts: Sequence[Text], arms: Sequence[Arm], *, part: str) -> bool:
@@ -232,8 +233,10 @@ class Study:
             whole = prefill if whole is None else whole
             yield prefill, whole
 
-    def _answered(self, arms: Sequence[Arm], *, part: str, wanted: int) -> bool:
-        """Questions of the needle mixture, until enough are answered in full and after pruning."""
+    def _answered(
+        self, arms: Sequence[Arm], *, part: str, wanted: int, counted: Sequence[Arm]
+    ) -> bool:
+        """Questions of the needle mixture, until all of `counted` answer enough of them."""
         settings, done = self._settings, 0
         candidates = needle_mixture(
             self._writer,
@@ -241,14 +244,13 @@ class Study:
             lengths=settings.needle_lengths,
             seed=MIXTURE_SEED,
         )
-        denses = [dense_arm(name) for name in dict.fromkeys(arm.prefill for arm in arms)]
         for sample in candidates:
             if done >= wanted:
                 break
             if self._is_late():
                 return False
             self._ask(sample, arms, part=part)
-            done += all(self._is_right(sample, arm, part) for arm in (FULL_ARM, denses[0]))
+            done += all(self._is_right(sample, arm, part) for arm in counted)
             self._progress(part, done=done, total=wanted)
         return True
 

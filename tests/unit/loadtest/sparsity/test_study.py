@@ -1,6 +1,6 @@
 import pytest
 
-from loadtest.sparsity import forced, needles
+from loadtest.sparsity import forced
 from loadtest.sparsity.records import (
     ArmFact,
     ForcedFact,
@@ -9,7 +9,6 @@ from loadtest.sparsity.records import (
     PageStripFact,
 )
 from loadtest.sparsity.settings import StudySettings
-from loadtest.sparsity.study import Study
 from shared.errors import ConfigError
 
 
@@ -20,12 +19,11 @@ def of(facts, kind):
 @pytest.fixture
 def always_right(monkeypatch):
     """Every question counts as answered, whatever the tiny model says."""
-    plain = needles.NeedleFact
 
     def right(**fields):
-        return plain(**{**fields, "right": True})
+        return NeedleFact(**{**fields, "right": True})
 
-    monkeypatch.setattr(needles, "NeedleFact", right)
+    monkeypatch.setattr("loadtest.sparsity.needles.NeedleFact", right)
 
 
 def test_every_policy_is_measured_beside_dense_on_every_window(run):
@@ -215,9 +213,9 @@ def test_ablations_change_one_thing_at_a_time(run):
     assert {fact.group for fact in of(facts, NeedleFact)} == {"policies", "layout", "extra"}
 
 
-def test_texts_that_do_not_fit_the_context_are_refused(setup):
+def test_texts_that_do_not_fit_the_context_are_refused(run):
     with pytest.raises(ConfigError, match="positions"):
-        Study(setup, settings=StudySettings(), store=None, run=0, progress=None)
+        run(context=4096)
 
 
 @pytest.mark.parametrize(

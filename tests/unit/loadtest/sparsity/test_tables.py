@@ -104,21 +104,30 @@ def test_the_policy_table_joins_prose_and_needles():
 def test_an_arm_is_ahead_only_where_the_difference_is_certain():
     near, far = [prose("a", 0.01)], [prose("b", 0.03)]
     noisy = [replace(prose("c", 0.011), kl_blocks=[0.0, 0.03, 0.001, 0.013])]
-    assert closeness(near, far).verdict == "ahead"
-    assert closeness(far, near).verdict == "behind"
-    assert closeness(near, noisy).verdict == "not told apart"
+    verdicts = [closeness(near, far), closeness(far, near), closeness(near, noisy)]
+    assert [duel and duel.verdict for duel in verdicts] == ["ahead", "behind", "not told apart"]
     assert closeness(near, [prose("b", 0.03, seed=7)]) is None
     many, few = asked("a", [True] * 8), asked("b", [False] * 8)
-    assert answers(many, few).verdict == "ahead"
-    assert answers(few, many).verdict == "behind"
-    assert answers(many[:3], few[:3]).verdict == "not told apart"
+    verdicts = [answers(many, few), answers(few, many), answers(many[:3], few[:3])]
+    assert [duel and duel.verdict for duel in verdicts] == ["ahead", "behind", "not told apart"]
     assert answers(many, []) is None
+
+
+def test_a_duel_says_where_a_budget_did_not_make_reads_alike():
+    alike = closeness([prose("a", 0.01)], [prose("b", 0.03, attended=600)])
+    apart = closeness([prose("a", 0.01)], [prose("raas", 0.003, attended=990)])
+    assert alike is not None
+    assert alike.text.endswith("reads 0.83 times as much")
+    assert apart is not None
+    assert apart.text.endswith("reads 0.51 times as much, not at equal reads")
 
 
 def test_an_interval_is_the_same_every_time():
     values = [0.1, 0.2, 0.3, 0.4]
-    low, high = mean_interval(values)
-    assert [low, high] == mean_interval(values)
+    found = mean_interval(values)
+    assert found == mean_interval(values)
+    assert found is not None
+    low, high = found
     assert 0.1 < low < 0.25 < high < 0.4
     assert mean_interval([1.0]) is None
 

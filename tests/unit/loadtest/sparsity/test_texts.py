@@ -11,7 +11,8 @@ def tokenizer(setup):
 
 def scored_text(tokenizer, text):
     """The answers of a text, each run of scored tokens decoded."""
-    runs, last = [], False
+    runs: list[list[int]] = []
+    last = False
     for token, scored in zip(text.forced_ids[1:], text.scored, strict=True):
         if scored:
             runs = [*runs[:-1], [*runs[-1], token]] if last else [*runs, [token]]
