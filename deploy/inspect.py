@@ -238,7 +238,7 @@ def _sparsity(loaded: LoadedModel, request: InspectRequest) -> SparsityParams | 
             f"--full-layers names layer {sparsity.full_layers[-1]}, but the model has {depth} "
             f"layers, 0 to {depth - 1}; leave it out"
         )
-    return effective_sparsity(sparsity, request.options)
+    return effective_sparsity(sparsity, request.options, num_layers=depth)
 
 
 def _given(changes: Mapping[str, Any]) -> dict[str, Any]:

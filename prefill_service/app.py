@@ -309,6 +309,7 @@ class _Parts:
         self.limits = ModelLimits(
             vocab_size=model.config.vocab_size,
             max_model_len=_max_model_len(config, loaded),
+            num_layers=model.config.num_layers,
             sparsity=loaded.profile.sparsity,
         )
         self.runner = PrefillRunner(

@@ -15,4 +15,6 @@ def effective_policy(
     Raises:
         InvalidRequestError: the overrides contradict each other or the profile.
     """
-    return policy_for(effective_sparsity(profile, options), num_layers=num_layers)
+    return policy_for(
+        effective_sparsity(profile, options, num_layers=num_layers), num_layers=num_layers
+    )

@@ -265,7 +265,11 @@ class DecodeWorker:
         )
 
     def _start(self, row: Row, granted: Reservation, call: DecodeCall) -> Generation:
-        effective = effective_sparsity(self._settings.sparsity, call.options)
+        effective = effective_sparsity(
+            self._settings.sparsity,
+            call.options,
+            num_layers=self._settings.capacity.identity.num_layers,
+        )
         generation = Generation(row, self.engine, pages=summary_of(effective))
         self._generations[call.handoff] = generation
         verdict = row.tracker.observe(call.first_token)

@@ -19,7 +19,7 @@ from loadtest.micro.measure import paired_ratios, provenance, spread
 from loadtest.micro.prompt import real_prompt
 from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer
-from shared.model.weights import load_model
+from shared.model.weights import LoadedModel, load_model
 from shared.types.effective import effective_sparsity
 from shared.types.methods import SparsityParams
 from shared.types.options import RequestOptions
@@ -81,7 +81,7 @@ def bench_decode(  # noqa: PLR0913 - a flag of the command each
     if min(new_tokens, repeats) < 1:
         raise ConfigError("new_tokens and repeats must be at least 1 each; raise the lower one")
     loaded = load_model(model)
-    sparsity = _sparsity(loaded.profile.sparsity, policy=policy, page_budget=page_budget)
+    sparsity = _sparsity(loaded, policy=policy, page_budget=page_budget)
     token_ids = real_prompt(loaded, tokens=context, room=new_tokens)
     progress(f"transformers reads a prompt of {context} tokens")
     peer = TransformersPeer(loaded.folder)
@@ -110,11 +110,10 @@ def bench_decode(  # noqa: PLR0913 - a flag of the command each
     }
 
 
-def _sparsity(
-    profile: SparsityParams, *, policy: PagePolicyName, page_budget: int
-) -> SparsityParams:
+def _sparsity(loaded: LoadedModel, *, policy: PagePolicyName, page_budget: int) -> SparsityParams:
     options = RequestOptions(page_policy=policy, page_budget=page_budget)
-    params = effective_sparsity(profile, options)
+    depth = loaded.model.config.num_layers
+    params = effective_sparsity(loaded.profile.sparsity, options, num_layers=depth)
     assert params is not None, "the mode is auto"
     return params
 

@@ -24,6 +24,8 @@ class ModelLimits:
     """Token ids are below this."""
     max_model_len: int
     """Longest context in tokens, answer included."""
+    num_layers: int
+    """Decoder layers."""
     sparsity: SparsityParams
     """The profile's page selection: a request that breaks it would fail after its prefill."""
 
@@ -51,7 +53,7 @@ def prompt_from_pb(message: prefill_pb2.PrefillRequest, *, limits: ModelLimits) 
     if forced is not None:
         _check_ids((forced,), limits, param="forced_first_token")
     options = options_from_pb(message.options)
-    effective_sparsity(limits.sparsity, options)
+    effective_sparsity(limits.sparsity, options, num_layers=limits.num_layers)
     return PromptRequest(
         key=key,
         token_ids=token_ids,

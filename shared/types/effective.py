@@ -8,16 +8,29 @@ from shared.types.options import PAGE_FIELDS, RequestOptions
 from shared.types.page_policies import PagePolicyName
 
 
-def effective_sparsity(profile: SparsityParams, options: RequestOptions) -> SparsityParams | None:
+def effective_sparsity(
+    profile: SparsityParams, options: RequestOptions, *, num_layers: int
+) -> SparsityParams | None:
     """The parameters of page selection to use, or None for dense decoding.
 
+    Args:
+        profile: the model profile's.
+        options: what the request changes.
+        num_layers: decoder layers of the model.
+
     Raises:
-        InvalidRequestError: the overrides contradict each other or the profile.
+        InvalidRequestError: the overrides contradict each other, the profile or the model.
     """
     if not options.mode.sparsifies:
         return None
     policy = options.page_policy or PagePolicyName(profile.policy)
     options.check_pages(policy)
+    if num_layers < policy.min_layers:
+        raise InvalidRequestError(
+            f"the page policy {policy.value} needs a model of {policy.min_layers} layers or more, "
+            f"this one has {num_layers}; choose another",
+            param="tandem.page_policy",
+        )
     changes = {
         field: getattr(options, name)
         for name, field in PAGE_FIELDS.items()

@@ -28,6 +28,11 @@ class PagePolicyName(StrEnum):
         """Fields of `SparsityParams`, the policy's name aside, that it looks at."""
         return _READS[self]
 
+    @property
+    def min_layers(self) -> int:
+        """Decoder layers that a model must have for it."""
+        return _MIN_LAYERS.get(self, 1)
+
 
 _LAYERS_AND_BUDGET = frozenset({"full_layers", "page_budget"})
 _OPTIONS_OF_DELTA = frozenset({"recency_pages", "layout", "heads", "refresh_every", "mass"})
@@ -45,6 +50,10 @@ _READS: dict[PagePolicyName, frozenset[str]] = {
     PagePolicyName.RANDOM: _LAYERS_AND_BUDGET | {"recency_pages", "seed"},
     PagePolicyName.ORACLE_TOPK: _LAYERS_AND_BUDGET | {"recency_pages"},
 }
+
+
+_MIN_LAYERS = {PagePolicyName.TIDAL: 5, PagePolicyName.LESS_IS_MORE: 5}
+"""These choose at layer 2 and again at a later one that is not the last."""
 
 
 def policy_names() -> str:

@@ -4,7 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from decode_service.sparsity.registry import page_policies
+from decode_service.sparsity.registry import page_policies, policy_for
+from shared.errors import ConfigError
 from shared.types.methods import SparsityParams
 from shared.types.page_policies import PagePolicyName
 from tests.support.policy_rows import LAYERS, MadeUpRow, make_facts
@@ -20,6 +21,14 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         self.read.add(name)
         return getattr(self._params, name)
+
+
+@pytest.mark.parametrize("policy", [name for name in PagePolicyName if name.min_layers > 1])
+def test_a_model_has_enough_layers_when_the_list_says_so(policy: PagePolicyName) -> None:
+    params = SparsityParams(full_layers=(0,), policy=policy.value)
+    assert policy_for(params, num_layers=policy.min_layers).name == policy
+    with pytest.raises(ConfigError):
+        policy_for(params, num_layers=policy.min_layers - 1)
 
 
 @pytest.mark.parametrize("policy", [name for name in PagePolicyName if name != "dense"])

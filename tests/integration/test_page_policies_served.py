@@ -1,8 +1,6 @@
 """Page policies by request, through REST and gRPC, over real workers."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +10,10 @@ import pytest
 import pytest_asyncio
 
 from protos.tandem.v1 import common_pb2, inference_pb2
-from shared.errors import ConfigError
-from shared.model.random_folder import save_random_model
 from shared.rpc.status import error_from_rpc
 from shared.types.page_policies import PagePolicyName
-from tests.support.decode_server import decode_server, write_profile
+from tests.support.decode_server import write_profile
 from tests.support.full_stack import Stack, running_stack
-from tests.support.prefill_worker import prefill_worker
-from tests.support.tiny_model import tiny_config
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -139,28 +133,6 @@ async def test_openai_clients_send_it_as_extra_body(stack: Stack) -> None:
         assert name in caught.value.message
 
 
-@pytest.mark.parametrize("role", [decode_server, prefill_worker])
-async def test_a_worker_with_an_unknown_policy_in_its_profile_does_not_start(
-    tiny_model_dir: Path, tmp_path: Path, role: Callable[..., AbstractAsyncContextManager[object]]
-) -> None:
-    path = write_profile(tmp_path)
-    entry = 'policy = { value = "dleta", source = "a typing mistake" }'
-    path.write_text(f"{path.read_text(encoding='utf-8')}{entry}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"'dleta' is unknown; known: dense, delta"):
-        async with role(tiny_model_dir, profile=str(path)):
-            pass
-
-
-async def test_a_policy_that_does_not_fit_the_model_is_refused_at_start(tmp_path: Path) -> None:
-    shallow = save_random_model(tmp_path / "shallow", replace(tiny_config(), num_layers=4), seed=7)
-    path = write_profile(tmp_path)
-    entry = 'policy = { value = "tidal", source = "a test" }'
-    path.write_text(f"{path.read_text(encoding='utf-8')}{entry}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="4 layers is too shallow"):
-        async with decode_server(shallow, path):
-            pass
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"page_policy": "snapkv"}, "tandem.page_policy"),
     ({"page_layout": "boards"}, "tandem.page_layout"),
@@ -192,20 +164,3 @@ async def test_mistakes_are_refused_before_any_prefill(
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error_from_rpc(caught.value).param == param
     assert stack.prefill.runner.runs == before
-
-
-async def test_what_only_the_profile_decides_is_refused_before_any_prefill_too(
-    tiny_model_dir: Path, tmp_path: Path
-) -> None:
-    path = write_profile(tmp_path)
-    entry = 'policy = { value = "quest", source = "a test" }'
-    path.write_text(f"{path.read_text(encoding='utf-8')}{entry}\n", encoding="utf-8")
-    async with running_stack(tiny_model_dir, path) as stack:
-        _, report = await complete(stack, mode="sparse")
-        assert report["pages"]["policy"] == "quest"
-        before = stack.prefill.runner.runs
-        body = {"prompt": PROMPT, "tandem": {"page_heads": "kv_head"}}
-        response = await stack.http.post("/v1/completions", json=body)
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == "tandem.page_heads"
-        assert stack.prefill.runner.runs == before

@@ -13,19 +13,19 @@ PROFILE = SparsityParams(full_layers=(0, 2), page_budget=16, recency_pages=4)
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.PRUNE])
 def test_dense_modes(mode: Mode) -> None:
-    assert effective_sparsity(PROFILE, RequestOptions(mode=mode)) is None
+    assert effective_sparsity(PROFILE, RequestOptions(mode=mode), num_layers=6) is None
     assert effective_policy(PROFILE, RequestOptions(mode=mode), num_layers=4).name == "dense"
 
 
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.SPARSE, Mode.BOTH])
 def test_sparse_modes_follow_the_profile(mode: Mode) -> None:
-    assert effective_sparsity(PROFILE, RequestOptions(mode=mode)) == PROFILE
+    assert effective_sparsity(PROFILE, RequestOptions(mode=mode), num_layers=6) == PROFILE
     assert effective_policy(PROFILE, RequestOptions(mode=mode), num_layers=4).name == "delta"
 
 
 def test_overrides() -> None:
     options = RequestOptions(page_budget=8, recency_pages=2)
-    params = effective_sparsity(PROFILE, options)
+    params = effective_sparsity(PROFILE, options, num_layers=6)
     assert params == SparsityParams(full_layers=(0, 2), page_budget=8, recency_pages=2)
 
 
@@ -42,5 +42,7 @@ def test_impossible_overrides_name_the_field(
     budget: int | None, recency: int | None, names: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        effective_sparsity(PROFILE, RequestOptions(page_budget=budget, recency_pages=recency))
+        effective_sparsity(
+            PROFILE, RequestOptions(page_budget=budget, recency_pages=recency), num_layers=6
+        )
     assert caught.value.param == names

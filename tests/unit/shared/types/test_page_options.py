@@ -26,7 +26,7 @@ VALUES: dict[str, Any] = {
 
 def refusal(options: RequestOptions, profile: SparsityParams = PROFILE) -> InvalidRequestError:
     with pytest.raises(InvalidRequestError) as caught:
-        effective_sparsity(profile, options)
+        effective_sparsity(profile, options, num_layers=6)
     return caught.value
 
 
@@ -52,7 +52,7 @@ def test_an_override_is_used_or_refused_never_ignored(policy: PagePolicyName, na
     options = RequestOptions(page_policy=policy, **{name: VALUES[name]})
     field = PAGE_FIELDS[name]
     if field in policy.reads:
-        params = effective_sparsity(PROFILE, options)
+        params = effective_sparsity(PROFILE, options, num_layers=6)
         assert params is not None
         assert (params.policy, getattr(params, field)) == (policy, VALUES[name])
         return
@@ -74,7 +74,9 @@ def test_the_profiles_policy_counts_when_the_request_names_none() -> None:
     options.check_pages()
     assert refusal(options, profile).param == "tandem.page_heads"
     changed = effective_sparsity(
-        profile, RequestOptions(page_heads=PageHeads.KV_HEAD, page_policy=PagePolicyName.DELTA)
+        profile,
+        RequestOptions(page_heads=PageHeads.KV_HEAD, page_policy=PagePolicyName.DELTA),
+        num_layers=6,
     )
     assert changed is not None
     assert (changed.policy, changed.heads) == ("delta", PageHeads.KV_HEAD)
@@ -82,7 +84,7 @@ def test_the_profiles_policy_counts_when_the_request_names_none() -> None:
 
 def test_recency_that_a_policy_does_not_read_does_not_limit_its_budget() -> None:
     options = RequestOptions(page_policy=PagePolicyName.QUEST, page_budget=3)
-    params = effective_sparsity(PROFILE, options)
+    params = effective_sparsity(PROFILE, options, num_layers=6)
     assert params is not None
     assert params.page_budget == 3
     assert refusal(RequestOptions(page_budget=3)).param == "tandem.page_budget"
@@ -93,7 +95,16 @@ def test_recency_that_a_policy_does_not_read_does_not_limit_its_budget() -> None
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.PRUNE])
 def test_dense_modes_stay_dense_whatever_the_policy(mode: Mode) -> None:
     options = RequestOptions(mode=mode, page_policy=PagePolicyName.QUEST, page_budget=8)
-    assert effective_sparsity(PROFILE, options) is None
+    assert effective_sparsity(PROFILE, options, num_layers=6) is None
+
+
+@pytest.mark.parametrize("policy", [PagePolicyName.TIDAL, PagePolicyName.LESS_IS_MORE])
+def test_a_policy_that_the_model_is_too_shallow_for_is_refused(policy: PagePolicyName) -> None:
+    options = RequestOptions(page_policy=policy)
+    assert effective_sparsity(PROFILE, options, num_layers=policy.min_layers) is not None
+    with pytest.raises(InvalidRequestError, match="5 layers or more, this one has 4") as caught:
+        effective_sparsity(PROFILE, options, num_layers=policy.min_layers - 1)
+    assert caught.value.param == "tandem.page_policy"
 
 
 def test_every_policy_reads_only_what_there_is() -> None:
@@ -118,7 +129,9 @@ def test_a_summary_has_what_the_policy_reads() -> None:
         heads="shared",
         refresh_every=1,
     )
-    quest = effective_sparsity(PROFILE, RequestOptions(page_policy=PagePolicyName.QUEST))
+    quest = effective_sparsity(
+        PROFILE, RequestOptions(page_policy=PagePolicyName.QUEST), num_layers=6
+    )
     assert summary_of(quest) == PageSummary(policy="quest", page_budget=16)
     assert summary_of(quest).to_json() == {
         "policy": "quest",
