@@ -21,6 +21,8 @@ from shared.model.transformer import Transformer
 
 _BATCH_BYTES = {"cuda": 24 << 30, "cpu": 4 << 30}
 """KV that the rows of one batch may add, on each kind of device."""
+_WHOLE_AT_FIRST = frozenset({"h2o"})
+"""Policies whose first step reads everything, to learn what matters."""
 _OWN_PACE = frozenset({"raas"})
 """Policies that read more than K pages of a long prompt, so that no formula holds."""
 
@@ -155,13 +157,14 @@ def expected_attended(arm: Arm, row: Row) -> int:
     params = arm.params
     if params is None or params.policy in _OWN_PACE or params.mass is not None:
         return 0
+    whole_steps = 1 if params.policy in _WHOLE_AT_FIRST else 0
     layouts = row.prompt.layouts
     alike = Counter(
         (role is LayerRole.SPARSE, layouts[layout].slots)
         for role, layout in zip(row.row_policy.roles, row.prompt.layer_layouts, strict=True)
     )
     return sum(
-        layers * (min(arm.budget, slots + step) if sparse else slots + step)
+        layers * (min(arm.budget, slots + step) if sparse and step > whole_steps else slots + step)
         for (sparse, slots), layers in alike.items()
         for step in range(1, row.steps + 1)
     )

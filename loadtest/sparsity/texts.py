@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
-from loadtest.quality.tasks.haystack import prose, prose_sentences
+from loadtest.quality.tasks.haystack import prose_sentences
 from loadtest.quality.tasks.words import distinct, number, word_key
 from shared.errors import ConfigError
 from shared.tokenizer.tokenizer import Tokenizer
@@ -45,13 +45,15 @@ class Text:
 def prose_window(tokenizer: Tokenizer, *, context: int, steps: int, seed: int) -> Text:
     """A window of real prose; every prediction counts.
 
+    Sentences that the source repeats are left out: copying them is another task than prose.
+
     Raises:
         ConfigError: the prose is shorter than the window.
     """
-    sentences = prose_sentences()
+    sentences = list(dict.fromkeys(prose_sentences()))
     start = int(seed * _WINDOW_STRIDE * len(sentences)) % len(sentences)
     wanted = context + steps + 1
-    ids = tokenizer.encode(" ".join(prose(min(len(sentences), wanted), start=start)))
+    ids = tokenizer.encode(" ".join(sentences[start:] + sentences[:start]))
     if len(ids) < wanted:
         raise ConfigError(
             f"a window of {wanted} tokens is longer than the prose, which has {len(ids)}: ask for "

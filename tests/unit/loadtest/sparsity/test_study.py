@@ -60,7 +60,9 @@ def test_a_budget_of_all_pages_is_dense(run, policy):
 
 @pytest.mark.parametrize("context", [208, 209, 223])
 def test_what_is_read_follows_the_formula(run, context):
-    _, facts, _ = run(policies=("delta", "quest", "tidal", "recency"), steps=32, context=context)
+    _, facts, _ = run(
+        policies=("delta", "quest", "tidal", "recency", "h2o"), steps=32, context=context
+    )
     for fact in of(facts, ForcedFact):
         if fact.arm != "dense":
             assert fact.reduction > 1.2
