@@ -95,5 +95,5 @@ def _probabilities(q_HD: Tensor, keys_GTD: Tensor) -> Tensor:
     """Every query head's attention over all slots given, float32 [H, T]."""
     num_heads, head_dim = q_HD.shape
     q_GRD = (q_HD.float() * head_dim**-0.5).view(keys_GTD.shape[0], -1, head_dim)
-    probs_GRT = (q_GRD @ keys_GTD.float().transpose(1, 2)).softmax(dim=-1)
+    probs_GRT: Tensor = (q_GRD @ keys_GTD.float().transpose(1, 2)).softmax(dim=-1)
     return probs_GRT.view(num_heads, -1)

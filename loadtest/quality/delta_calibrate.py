@@ -128,11 +128,11 @@ def calibrate_delta(
     attention = probe_attention(loaded.model.device).backend
     found: list[list[LayerCurves]] = []
     for done, sample in enumerate(samples, start=1):
-        curves = _sample_curves(
+        own = _sample_curves(
             loaded.model, sample, attention=attention, steps=settings.delta.steps, params=params
         )
-        if curves:
-            found.append(curves)
+        if own:
+            found.append(own)
         progress(STAGE, done, len(samples))
     if not found:
         raise ConfigError(

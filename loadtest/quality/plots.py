@@ -1,6 +1,5 @@
 """The report's figures, as PNG bytes. Needs matplotlib (extra `eval`)."""
 
-import io
 import math
 import statistics
 from collections import defaultdict
@@ -10,6 +9,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from loadtest.figures import panel_figure, png_files
 from loadtest.quality.layers import SINGLE, depth_summary, mean_curve
 from loadtest.quality.store import CorrelationCurve, Fact, Trial
 from loadtest.quality.summary import (
@@ -25,9 +25,7 @@ from loadtest.quality.summary import (
     ttft_ratio,
 )
 
-_DPI = 110
 _MARKERS = "osD^v<>PX*hd"
-_COLUMNS = 4
 
 
 def draw_all(facts: Sequence[Fact]) -> dict[str, bytes]:
@@ -38,7 +36,7 @@ def draw_all(facts: Sequence[Fact]) -> dict[str, bytes]:
         "quality_against_ttft": quality_against_ttft(facts),
         "ablations": ablations(facts),
     }
-    return {name: _png(figure) for name, figure in drawings.items() if figure is not None}
+    return png_files(drawings)
 
 
 def correlation_by_layer(facts: Sequence[Fact]) -> Figure | None:
@@ -74,7 +72,7 @@ def needle_grid(facts: Sequence[Fact]) -> Figure | None:
     arms = [arm for arm in arms_of(trials) if arm[0] == FULL or arm[1] == rate]
     lengths = sorted({trial.length for trial in trials})
     depths = sorted({trial.depth for trial in trials if trial.depth is not None})
-    figure, panels = _panels(len(arms), width=2.6, height=2.4)
+    figure, panels = panel_figure(len(arms), width=2.6, height=2.4)
     for axes, (arm, arm_rate) in zip(panels, arms, strict=True):
         cells = [
             [
@@ -131,7 +129,7 @@ def ablations(facts: Sequence[Fact]) -> Figure | None:
             curves[name].append((value, share.value, *share.interval()))
     if not curves:
         return None
-    figure, panels = _panels(len(curves), width=3.2, height=2.8)
+    figure, panels = panel_figure(len(curves), width=3.2, height=2.8)
     for axes, (name, points) in zip(panels, sorted(curves.items()), strict=True):
         points.sort(key=lambda point: _as_number(point[0]))
         values, shares, lows, highs = zip(*points, strict=True)
@@ -177,21 +175,8 @@ def _mean_score(
     return statistics.fmean(scores) if scores else math.nan
 
 
-def _panels(count: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    columns = min(_COLUMNS, count)
-    rows = math.ceil(count / columns)
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
-
-
 def _as_number(text: str) -> tuple[float, str]:
     try:
         return (float(text), "")
     except ValueError:
         return (0.0, text)
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=_DPI)
-    return buffer.getvalue()

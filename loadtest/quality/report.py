@@ -1,12 +1,20 @@
 """One self-contained HTML file and one JSON file from a results folder."""
 
-import base64
-import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from loadtest.page import (
+    bullets,
+    document,
+    figure,
+    number,
+    origin_of,
+    percent,
+    section,
+    share_text,
+)
 from loadtest.quality.layers import depth_summary
 from loadtest.quality.store import Fact, Run, read_facts
 from loadtest.quality.summary import (
@@ -36,12 +44,7 @@ _CAPTIONS = {
     "quality_against_ttft": "Kept answers against time to first token; dotted lines are controls.",
     "ablations": "One parameter varied, the others as in the profile; bands are 95 % intervals.",
 }
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
-table { border-collapse: collapse; font-size: 13px; margin: 1rem 0 } th { text-align: left }
-th, td { padding: 2px 10px; border-bottom: 1px solid #ddd; font-variant-numeric: tabular-nums }
-img { max-width: 100% } figcaption, .small { color: #555; font-size: 13px } code { font-size: 12px }
-"""
+TITLE = "Which tokens matter: rankers against the oracle"
 
 
 def summarise(folder: Path) -> dict[str, Any]:
@@ -102,33 +105,30 @@ def write_report(folder: Path) -> list[Path]:
 
 def page(summary: Mapping[str, Any], figures: Mapping[str, bytes]) -> str:
     """The HTML page; images are inside it."""
-    origin = _origin(summary["runs"])
+    origin = origin_of(summary["runs"])
     body = [
-        "<h1>Which tokens matter: rankers against the oracle</h1>",
-        "<ul>" + "".join(f"<li>{html.escape(text)}</li>" for text in summary["verdicts"]) + "</ul>",
-        *(_figure(name, png, origin) for name, png in figures.items()),
-        _section("All rankers", table_rows(summary), origin),
-        _section(
+        bullets(summary["verdicts"]),
+        *(
+            figure(name, png, caption=_CAPTIONS[name], origin=origin)
+            for name, png in figures.items()
+        ),
+        section("All rankers", table_rows(summary), origin),
+        section(
             "Answers of full that each arm keeps, by prompt length",
             [_kept_row(row) for row in summary["kept_answers"]], origin,
         ),
-        _section("Ahead at equal time to first token", _ahead_rows(summary), origin),
-        _section("Not above random", _random_rows(summary), origin),
-        _section("RULER tasks", _task_rows(summary["ruler_tasks"]), origin),
-        _section("LongBench tasks", _task_rows(summary["longbench_tasks"]), origin),
+        section("Ahead at equal time to first token", _ahead_rows(summary), origin),
+        section("Not above random", _random_rows(summary), origin),
+        section("RULER tasks", _task_rows(summary["ruler_tasks"]), origin),
+        section("LongBench tasks", _task_rows(summary["longbench_tasks"]), origin),
         *(
-            _section(f"Question excluded: {part}", _task_rows(rows), origin)
+            section(f"Question excluded: {part}", _task_rows(rows), origin)
             for part, rows in summary["question_excluded"].items()
         ),
-        _section("Ablations", [_kept_row(row) for row in summary["ablations"]], origin),
-        _section("Runs", [_run_row(run) for run in summary["runs"]], ""),
+        section("Ablations", [_kept_row(row) for row in summary["ablations"]], origin),
+        section("Runs", [_run_row(run) for run in summary["runs"]], ""),
     ]  # fmt: skip
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<title>Rankers against the oracle</title><style>{_STYLE}</style></head><body>"
-        + "\n".join(body)
-        + "</body></html>\n"
-    )
+    return document(TITLE, body)
 
 
 def own_method(facts: Iterable[Fact]) -> str:
@@ -213,39 +213,6 @@ def _kept_rows(trials: Sequence[Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _origin(runs: Iterable[Mapping[str, Any]]) -> str:
-    """Command, hardware and commit of every run, as each figure states them."""
-    parts = [
-        f"<code>{html.escape(run['command'])}</code> on {html.escape(run['hardware'])}, "
-        f"{html.escape(run['dtype'])}, commit {html.escape(run['commit'][:12] or 'unknown')}"
-        for run in runs
-    ]
-    return "; ".join(dict.fromkeys(parts))
-
-
-def _figure(name: str, png: bytes, origin: str) -> str:
-    image = base64.b64encode(png).decode("ascii")
-    return (
-        f"<figure><img alt='{name}' src='data:image/png;base64,{image}'>"
-        f"<figcaption>{html.escape(_CAPTIONS[name])} {origin}</figcaption></figure>"
-    )
-
-
-def _section(title: str, rows: Sequence[Mapping[str, str]], origin: str) -> str:
-    """A table, or nothing without rows."""
-    if not rows:
-        return ""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
-    lines = [
-        "<tr>" + "".join(f"<td>{html.escape(value)}</td>" for value in row.values()) + "</tr>"
-        for row in rows
-    ]
-    return (
-        f"<h2>{html.escape(title)}</h2><table><tr>{head}</tr>{''.join(lines)}</table>"
-        f"<p class='small'>{origin}</p>"
-    )
-
-
 def table_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """The table of all rankers as text: one row an arm and rate, columns by name."""
     rows = summary["rankers"]
@@ -255,15 +222,14 @@ def table_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
         {
             "ranker": row["arm"],
             "keep": f"{row['rate']:.0%}",
-            **{f"needle {n}": _share_text(row["needle"].get(n)) for n in lengths},
-            "RULER-lite": _percent(row["ruler"]),
-            "kept, 2k and more": _share_text(row["kept_answers"]),
-            "kept, shorter": _share_text(row["kept_answers_short"]),
-            "first-token KL": _number(row["first_token_kl"]),
-            "Spearman": _number(row["spearman"]),
+            **{f"needle {n}": share_text(row["needle"].get(n)) for n in lengths},
+            "RULER-lite": percent(row["ruler"]),
+            "kept, 2k and more": share_text(row["kept_answers"]),
+            "kept, shorter": share_text(row["kept_answers_short"]),
+            "first-token KL": number(row["first_token_kl"]),
+            "Spearman": number(row["spearman"]),
             **{
-                f"TTFT ratio {n}": _number(row["ttft_ratio"].get(n, {}).get("median"))
-                for n in timed
+                f"TTFT ratio {n}": number(row["ttft_ratio"].get(n, {}).get("median")) for n in timed
             },
         }
         for row in rows
@@ -274,7 +240,7 @@ def _kept_row(row: Mapping[str, Any]) -> dict[str, str]:
     length = {"prompt tokens": str(row["length"])} if "length" in row else {}
     bounds = f"{row['low']:.1%} to {row['high']:.1%}"
     return {
-        **length, "arm": row["arm"], "keep": f"{row['rate']:.0%}", "kept": _share_text(row),
+        **length, "arm": row["arm"], "keep": f"{row['rate']:.0%}", "kept": share_text(row),
         "95 % interval": bounds,
     }  # fmt: skip
 
@@ -283,9 +249,9 @@ def _ahead_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "of": f"{summary['own_method']} {row['rate']:.0%}",
-            "keeps": _share_text(row["kept"]),
+            "keeps": share_text(row["kept"]),
             "ahead": f"{row['ahead']['arm']} {row['ahead']['rate']:.0%}",
-            "it keeps": _share_text(row["ahead_kept"]),
+            "it keeps": share_text(row["ahead_kept"]),
             "TTFT ratios": f"{row['ttft_ratio']:.3f} / {row['ahead']['ttft_ratio']:.3f}",
             "prompts won / lost": f"{row['wins']} / {row['losses']}",
             "p": f"{row['p']:.2g}",
@@ -301,7 +267,7 @@ def _random_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
             "ranker": row["arm"],
             "keep": f"{row['rate']:.0%}",
             "won / lost against random": f"{row['wins']} / {row['losses']} of {row['prompts']}",
-            "full's score": _percent(row["full_score"]),
+            "full's score": percent(row["full_score"]),
         }
         for row in summary["not_above_random"]
     ]
@@ -314,7 +280,7 @@ def _task_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     cells = {(row["task"], row["arm"], row["rate"]): row["score"] for row in rows}
     return [
         {"ranker": arm, "keep": f"{rate:.0%}",
-         **{task: _percent(cells.get((task, arm, rate))) for task in tasks}}
+         **{task: percent(cells.get((task, arm, rate))) for task in tasks}}
         for arm, rate in sorted(arms, key=lambda key: (key[0] != FULL, key))
     ]  # fmt: skip
 
@@ -325,17 +291,3 @@ def _run_row(run: Mapping[str, Any]) -> dict[str, str]:
 
 def _listed(layers: Sequence[int]) -> str:
     return ", ".join(str(layer) for layer in layers) or "none"
-
-
-def _share_text(share: Mapping[str, Any] | None) -> str:
-    if share is None or share["share"] is None:
-        return "-"
-    return f"{share['share']:.0%} ({share['right']:.0f}/{share['of']})"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

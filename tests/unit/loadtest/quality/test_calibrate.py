@@ -92,6 +92,7 @@ def test_workers_load_it_by_the_hash_of_the_weights(
     assert loaded.profile.label == "tiny (calibrated)"
     assert written.path == calibrated_path(loaded.model.identity("").model_hash, cache)
     assert loaded.profile.pruning.pruning_layer <= 3
+    assert written.found is not None
     assert written.found.saving(loaded.profile.pruning.pruning_layer) >= 0.2
 
 
@@ -117,6 +118,7 @@ def test_the_evidence_has_the_curves(written: WrittenProfile) -> None:
 
 def test_the_chosen_window_avoids_collapsed_layers_where_it_can(written: WrittenProfile) -> None:
     found = written.found
+    assert found is not None
     alone = [v for v in found.depths if v.candidate.collapsed == 0]
     assert alone
     assert found.chosen.candidate.collapsed == 0

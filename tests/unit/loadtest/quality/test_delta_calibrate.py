@@ -202,7 +202,7 @@ def test_evidence_that_cannot_be_written_again_is_refused(
 @pytest.mark.parametrize("changes", [{"samples": -1}, {"steps": 0}])
 def test_bad_sizes_are_refused(changes: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="calibration: "):
-        DeltaSettings(**changes)  # type: ignore[arg-type]
+        DeltaSettings(**changes)
 
 
 def test_samples_are_prose_that_goes_on_and_questions_in_turn(tiny_model_dir: Path) -> None:
