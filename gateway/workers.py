@@ -165,6 +165,10 @@ class Workers:
                 "address": card.address,
                 "draining": card.draining,
                 "reachable": self._breaker(card.worker_id).allows(now),
+                "running": card.running,
+                "queued_tokens": card.queued_tokens,
+                "free_pages": card.free_pages,
+                "total_pages": card.total_pages,
                 "transports": list(card.transports),
                 "device": card.device,
             }

@@ -93,5 +93,6 @@ class Presence:
                 draining=load.draining or not self.alive,
                 running=load.running + load.waiting,
                 free_pages=load.free_pages,
+                total_pages=load.total_pages,
             )
         )

@@ -1,4 +1,4 @@
-"""Asks workers who they are and how busy."""
+"""Asks workers who they are and how busy, and to drain."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ _TIMEOUT_S = 2.0
 
 
 class ControlClient:
-    """The reading half of ControlService."""
+    """ControlService as the gateway uses it."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
@@ -47,6 +47,21 @@ class ControlClient:
             queued_tokens=load.queued_tokens,
             running=load.running_requests,
             free_pages=load.free_pages,
+            total_pages=load.total_pages,
             transports=tuple(info.transports),
             device=info.device,
         )
+
+    async def drain(self, address: str) -> int:
+        """Asks the worker at `host:port` to take no more work, finish what it has and end.
+
+        Returns:
+            Requests that it still runs.
+
+        Raises:
+            TandemError: nobody answers there.
+        """
+        stub = control_pb2_grpc.ControlServiceStub(self._channels.get(address))
+        with worker_errors():
+            answer = await stub.Drain(control_pb2.DrainRequest(), timeout=_TIMEOUT_S)
+        return int(answer.running_requests)

@@ -32,6 +32,8 @@ class WorkerCard:
     """Requests running."""
     free_pages: int = 0
     """KV pages free."""
+    total_pages: int = 0
+    """KV pages in all; 0 where they are not told."""
     transports: tuple[str, ...] = ()
     """KV transports, best first."""
     device: str = "cpu"
