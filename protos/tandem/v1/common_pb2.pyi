@@ -134,6 +134,7 @@ class RequestOptions(_message.Message):
     PAGE_HEADS_FIELD_NUMBER: _builtins.int
     PAGE_REFRESH_FIELD_NUMBER: _builtins.int
     PAGE_MASS_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     mode: Global___Mode.ValueType
     """Which methods run."""
     keep_rate: _builtins.float
@@ -164,6 +165,8 @@ class RequestOptions(_message.Message):
     """Steps between two choices, at least 1."""
     page_mass: _builtins.float
     """Share of the score's mass that the chosen pages hold, in (0, 1]; page_budget is the most that they are."""
+    trace: _builtins.bool
+    """The answer's report tells which tokens were kept and which pages were read."""
     @_builtins.property
     def protect(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenRange]:
         """Prompt tokens that are kept whatever their scores; they count."""
@@ -186,10 +189,11 @@ class RequestOptions(_message.Message):
         page_heads: _builtins.str | None = ...,
         page_refresh: _builtins.int | None = ...,
         page_mass: _builtins.float | None = ...,
+        trace: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_page_heads", b"_page_heads", "_page_layout", b"_page_layout", "_page_mass", b"_page_mass", "_page_policy", b"_page_policy", "_page_refresh", b"_page_refresh", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "observation_window", b"observation_window", "page_budget", b"page_budget", "page_heads", b"page_heads", "page_layout", b"page_layout", "page_mass", b"page_mass", "page_policy", b"page_policy", "page_refresh", b"page_refresh", "recency_pages", b"recency_pages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_page_heads", b"_page_heads", "_page_layout", b"_page_layout", "_page_mass", b"_page_mass", "_page_policy", b"_page_policy", "_page_refresh", b"_page_refresh", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "mode", b"mode", "observation_window", b"observation_window", "page_budget", b"page_budget", "page_heads", b"page_heads", "page_layout", b"page_layout", "page_mass", b"page_mass", "page_policy", b"page_policy", "page_refresh", b"page_refresh", "protect", b"protect", "recency_pages", b"recency_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_page_heads", b"_page_heads", "_page_layout", b"_page_layout", "_page_mass", b"_page_mass", "_page_policy", b"_page_policy", "_page_refresh", b"_page_refresh", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "mode", b"mode", "observation_window", b"observation_window", "page_budget", b"page_budget", "page_heads", b"page_heads", "page_layout", b"page_layout", "page_mass", b"page_mass", "page_policy", b"page_policy", "page_refresh", b"page_refresh", "protect", b"protect", "recency_pages", b"recency_pages", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_rate: _TypeAlias = _typing.Literal["keep_rate"]  # noqa: Y015
     _WhichOneofArgType__keep_rate: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate"]  # noqa: Y015
@@ -713,3 +717,231 @@ class PhaseDuration(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PhaseDuration: _TypeAlias = PhaseDuration  # noqa: Y015
+
+@_typing.final
+class PromptTrace(_message.Message):
+    """Which prompt positions the layers hold; bounded whatever the prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COLUMN_TOKENS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """Prompt tokens L."""
+    column_tokens: _builtins.int
+    """Tokens of a column; the last column may be shorter."""
+    @_builtins.property
+    def score(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Best rank of each column's tokens under the score that chose, 0 to 1; empty when none did."""
+
+    @_builtins.property
+    def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayoutTrace]:
+        """Sets of kept tokens; every layer is in exactly one."""
+
+    def __init__(
+        self,
+        *,
+        prompt_tokens: _builtins.int = ...,
+        column_tokens: _builtins.int = ...,
+        score: _abc.Iterable[_builtins.float] | None = ...,
+        layouts: _abc.Iterable[Global___LayoutTrace] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_tokens", b"column_tokens", "layouts", b"layouts", "prompt_tokens", b"prompt_tokens", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptTrace: _TypeAlias = PromptTrace  # noqa: Y015
+
+@_typing.final
+class LayoutTrace(_message.Message):
+    """One set of kept tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    KEPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    kept_tokens: _builtins.int
+    """KV slots of the prompt in each of these layers."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Layers that hold it."""
+
+    @_builtins.property
+    def share(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Kept over all tokens of each column; where heads keep different tokens, the mean over heads."""
+
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Positions that a head keeps: start, end, start, end and so on, ends not included; empty when there are too many."""
+
+    def __init__(
+        self,
+        *,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        kept_tokens: _builtins.int = ...,
+        share: _abc.Iterable[_builtins.float] | None = ...,
+        spans: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept_tokens", b"kept_tokens", "layers", b"layers", "share", b"share", "spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayoutTrace: _TypeAlias = LayoutTrace  # noqa: Y015
+
+@_typing.final
+class PageTrace(_message.Message):
+    """Which KV slots a few layers read, step by step; bounded whatever the answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    COLUMN_SLOTS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    TOTAL_STEPS_FIELD_NUMBER: _builtins.int
+    STRIDE_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Page policy."""
+    column_slots: _builtins.int
+    """Slots of a column, a multiple of the page size."""
+    columns: _builtins.int
+    """Columns that the longest answer needs."""
+    total_steps: _builtins.int
+    """Decode steps in all."""
+    stride: _builtins.int
+    """Every how many steps one is told."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchedLayer]:
+        """The layers that were watched."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___PageStep]:
+        """The steps, in order."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        column_slots: _builtins.int = ...,
+        columns: _builtins.int = ...,
+        total_steps: _builtins.int = ...,
+        stride: _builtins.int = ...,
+        layers: _abc.Iterable[Global___WatchedLayer] | None = ...,
+        steps: _abc.Iterable[Global___PageStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_slots", b"column_slots", "columns", b"columns", "layers", b"layers", "policy", b"policy", "steps", b"steps", "stride", b"stride", "total_steps", b"total_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PageTrace: _TypeAlias = PageTrace  # noqa: Y015
+
+@_typing.final
+class WatchedLayer(_message.Message):
+    """A layer of a page trace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    PROMPT_SLOTS_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    """The layer."""
+    role: _builtins.str
+    """full, delta or sparse."""
+    prompt_slots: _builtins.int
+    """Slots that hold the prompt; those after them hold generated tokens."""
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        role: _builtins.str = ...,
+        prompt_slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer", b"layer", "prompt_slots", b"prompt_slots", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchedLayer: _TypeAlias = WatchedLayer  # noqa: Y015
+
+@_typing.final
+class PageStep(_message.Message):
+    """One decode step of a page trace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    ATTENDED_FIELD_NUMBER: _builtins.int
+    DENSE_FIELD_NUMBER: _builtins.int
+    REFRESHED_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Counts from 1."""
+    position: _builtins.int
+    """Position of the fed token."""
+    attended: _builtins.int
+    """KV slots read, summed over layers."""
+    dense: _builtins.int
+    """KV slots that full attention over the unpruned prompt would have read."""
+    @_builtins.property
+    def refreshed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Layers that chose anew."""
+
+    @_builtins.property
+    def read(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnRanges]:
+        """What each watched layer read."""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        position: _builtins.int = ...,
+        attended: _builtins.int = ...,
+        dense: _builtins.int = ...,
+        refreshed: _abc.Iterable[_builtins.int] | None = ...,
+        read: _abc.Iterable[Global___ColumnRanges] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "dense", b"dense", "position", b"position", "read", b"read", "refreshed", b"refreshed", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PageStep: _TypeAlias = PageStep  # noqa: Y015
+
+@_typing.final
+class ColumnRanges(_message.Message):
+    """Columns of a page trace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOUNDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def bounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """start, end, start, end and so on; ends not included."""
+
+    def __init__(
+        self,
+        *,
+        bounds: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bounds", b"bounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ColumnRanges: _TypeAlias = ColumnRanges  # noqa: Y015

@@ -97,7 +97,7 @@ class ReserveRequest(_message.Message):
     max_new_tokens: _builtins.int
     """Tokens to generate, for the page reservation."""
     num_branches: _builtins.int
-    """Answers n that will share the prompt."""
+    """Answers n that will share the prompt's pages, each with pages of its own to grow in; 0 means 1."""
     @_builtins.property
     def handoff(self) -> _common_pb2.HandoffKey:
         """Names the handoff."""
@@ -474,7 +474,7 @@ class DecodeRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     branch: _builtins.int
-    """Branch of this stream, from 0."""
+    """Branch of this stream, from 0; every branch has one stream, and ending it ends that branch alone."""
     first_token: _builtins.int
     """The branch's first token, as the client saw it."""
     deadline_ms: _builtins.int
@@ -612,6 +612,7 @@ class DecodeFinished(_message.Message):
     PHASES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     """Why."""
     stop_match: _builtins.str
@@ -634,6 +635,10 @@ class DecodeFinished(_message.Message):
     def pages(self) -> _common_pb2.PageSummary:
         """What chose the pages."""
 
+    @_builtins.property
+    def trace(self) -> _common_pb2.PageTrace:
+        """Which pages were read; set when the request asked for it."""
+
     def __init__(
         self,
         *,
@@ -645,10 +650,11 @@ class DecodeFinished(_message.Message):
         phases: _abc.Iterable[_common_pb2.PhaseDuration] | None = ...,
         error: _common_pb2.ErrorDetail | None = ...,
         pages: _common_pb2.PageSummary | None = ...,
+        trace: _common_pb2.PageTrace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "pages", b"pages"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "pages", b"pages", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "dense", b"dense", "error", b"error", "generated_tokens", b"generated_tokens", "pages", b"pages", "phases", b"phases", "reason", b"reason", "stop_match", b"stop_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "dense", b"dense", "error", b"error", "generated_tokens", b"generated_tokens", "pages", b"pages", "phases", b"phases", "reason", b"reason", "stop_match", b"stop_match", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -138,6 +138,7 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     PROTECT_PARTS_FIELD_NUMBER: _builtins.int
     QUESTION_WINDOW_FIELD_NUMBER: _builtins.int
+    NUM_ANSWERS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Served model name; empty takes the only one."""
     text: _builtins.str
@@ -146,6 +147,8 @@ class GenerateRequest(_message.Message):
     """End-of-text does not end the answer."""
     question_window: _builtins.bool
     """The observation window is the question's instead of a fixed one; for a conversation only."""
+    num_answers: _builtins.int
+    """Answers n to the one prompt; they share its prefill and its KV. 0 means 1."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Ready token ids."""
@@ -183,10 +186,11 @@ class GenerateRequest(_message.Message):
         ignore_eos: _builtins.bool = ...,
         protect_parts: _abc.Iterable[Global___PromptPart.ValueType] | None = ...,
         question_window: _builtins.bool = ...,
+        num_answers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "options", b"options", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "ignore_eos", b"ignore_eos", "model", b"model", "options", b"options", "prompt", b"prompt", "protect_parts", b"protect_parts", "question_window", b"question_window", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "ignore_eos", b"ignore_eos", "model", b"model", "num_answers", b"num_answers", "options", b"options", "prompt", b"prompt", "protect_parts", b"protect_parts", "question_window", b"question_window", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["token_ids", "text", "conversation"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -213,7 +217,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___GenerateFinished:
-        """The answer ended; last event of the stream."""
+        """An answer ended; the stream ends when all did."""
 
     def __init__(
         self,
@@ -266,8 +270,11 @@ class GenerateDelta(_message.Message):
 
     TOKENS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text that is certain by now; stop strings and half characters are held back."""
+    answer: _builtins.int
+    """Which answer grows, from 0; the first delta of each comes in this order."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SampledToken]:
         """The tokens, in order."""
@@ -277,10 +284,11 @@ class GenerateDelta(_message.Message):
         *,
         tokens: _abc.Iterable[_common_pb2.SampledToken] | None = ...,
         text: _builtins.str = ...,
+        answer: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -288,7 +296,7 @@ Global___GenerateDelta: _TypeAlias = GenerateDelta  # noqa: Y015
 
 @_typing.final
 class GenerateFinished(_message.Message):
-    """Last event."""
+    """Last event of an answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -296,17 +304,20 @@ class GenerateFinished(_message.Message):
     STOP_MATCH_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     """Why the answer ended."""
     stop_match: _builtins.str
     """The stop string or id that matched, when one did."""
+    answer: _builtins.int
+    """Which answer ended, from 0."""
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """Token counts."""
+        """Token counts of this answer; the prompt is the same one for all."""
 
     @_builtins.property
     def report(self) -> Global___RequestReport:
-        """What the pair did."""
+        """What the pair did for the whole request; set in the last answer to end."""
 
     def __init__(
         self,
@@ -315,10 +326,11 @@ class GenerateFinished(_message.Message):
         stop_match: _builtins.str = ...,
         usage: Global___Usage | None = ...,
         report: Global___RequestReport | None = ...,
+        answer: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "report", b"report", "stop_match", b"stop_match", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "reason", b"reason", "report", b"report", "stop_match", b"stop_match", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -368,6 +380,7 @@ class RequestReport(_message.Message):
     ROUTE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     ATTENDED_RATIO_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     ttft_seconds: _builtins.float
     """Arrival to first token at the gateway, in seconds."""
     tokens_per_second: _builtins.float
@@ -396,6 +409,10 @@ class RequestReport(_message.Message):
     def pages(self) -> _common_pb2.PageSummary:
         """What chose the pages that were read; unset when nothing was decoded after the first token."""
 
+    @_builtins.property
+    def trace(self) -> Global___RequestTrace:
+        """Set when the request asked for it with options.trace."""
+
     def __init__(
         self,
         *,
@@ -411,11 +428,86 @@ class RequestReport(_message.Message):
         route: _builtins.str = ...,
         pages: _common_pb2.PageSummary | None = ...,
         attended_ratio: _builtins.float = ...,
+        trace: Global___RequestTrace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "attended_ratio", b"attended_ratio", "dense", b"dense", "kept_tokens", b"kept_tokens", "kv_bytes", b"kv_bytes", "pages", b"pages", "phases", b"phases", "prompt_tokens", b"prompt_tokens", "route", b"route", "tokens_per_second", b"tokens_per_second", "transport", b"transport", "ttft_seconds", b"ttft_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "attended_ratio", b"attended_ratio", "dense", b"dense", "kept_tokens", b"kept_tokens", "kv_bytes", b"kv_bytes", "pages", b"pages", "phases", b"phases", "prompt_tokens", b"prompt_tokens", "route", b"route", "tokens_per_second", b"tokens_per_second", "trace", b"trace", "transport", b"transport", "ttft_seconds", b"ttft_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestReport: _TypeAlias = RequestReport  # noqa: Y015
+
+@_typing.final
+class RequestTrace(_message.Message):
+    """Where the time of a request went, what was kept and what was read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WATERFALL_FIELD_NUMBER: _builtins.int
+    TOTAL_SECONDS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    total_seconds: _builtins.float
+    """Arrival to the end of the answer, in seconds."""
+    @_builtins.property
+    def waterfall(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaterfallBar]:
+        """Phases in order of their start."""
+
+    @_builtins.property
+    def prompt(self) -> _common_pb2.PromptTrace:
+        """Unset when no prefill was traced."""
+
+    @_builtins.property
+    def pages(self) -> _common_pb2.PageTrace:
+        """Unset when nothing was decoded after the first token."""
+
+    def __init__(
+        self,
+        *,
+        waterfall: _abc.Iterable[Global___WaterfallBar] | None = ...,
+        total_seconds: _builtins.float = ...,
+        prompt: _common_pb2.PromptTrace | None = ...,
+        pages: _common_pb2.PageTrace | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages", "prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages", "prompt", b"prompt", "total_seconds", b"total_seconds", "waterfall", b"waterfall"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestTrace: _TypeAlias = RequestTrace  # noqa: Y015
+
+@_typing.final
+class WaterfallBar(_message.Message):
+    """One phase of a request on the gateway's clock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOP_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    START_SECONDS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    hop: _builtins.str
+    """gateway, prefill, transfer or decode."""
+    phase: _builtins.str
+    """tokenize, gateway_queue, prefill_queue, prefill, transfer, decode_queue, first_decode or stream."""
+    start_seconds: _builtins.float
+    """Since the arrival, in seconds."""
+    seconds: _builtins.float
+    """Length in seconds, measured by the process that did the work."""
+    def __init__(
+        self,
+        *,
+        hop: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        start_seconds: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop", "phase", b"phase", "seconds", b"seconds", "start_seconds", b"start_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaterfallBar: _TypeAlias = WaterfallBar  # noqa: Y015

@@ -58,12 +58,10 @@ class PrefillRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     TARGETS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
-    FORCED_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     NUM_BRANCHES_FIELD_NUMBER: _builtins.int
+    FORCED_FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     deadline_ms: _builtins.int
     """Remaining time of the request, in milliseconds; 0 is none."""
-    forced_first_token: _builtins.int
-    """A retry after a shown first token: that token, which is not sampled again."""
     num_branches: _builtins.int
     """Number of answers n; as many first tokens are sampled. 0 means 1."""
     @_builtins.property
@@ -90,6 +88,10 @@ class PrefillRequest(_message.Message):
     def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeTarget]:
         """Decode workers in order of preference."""
 
+    @_builtins.property
+    def forced_first_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """A retry after shown first tokens: these tokens, one a branch, which are not sampled again."""
+
     def __init__(
         self,
         *,
@@ -100,16 +102,14 @@ class PrefillRequest(_message.Message):
         options: _common_pb2.RequestOptions | None = ...,
         targets: _abc.Iterable[Global___DecodeTarget] | None = ...,
         deadline_ms: _builtins.int = ...,
-        forced_first_token: _builtins.int | None = ...,
         num_branches: _builtins.int = ...,
+        forced_first_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_forced_first_token", b"_forced_first_token", "forced_first_token", b"forced_first_token", "handoff", b"handoff", "options", b"options", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "options", b"options", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_forced_first_token", b"_forced_first_token", "deadline_ms", b"deadline_ms", "forced_first_token", b"forced_first_token", "handoff", b"handoff", "num_branches", b"num_branches", "options", b"options", "sampling", b"sampling", "stop", b"stop", "targets", b"targets", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "forced_first_tokens", b"forced_first_tokens", "handoff", b"handoff", "num_branches", b"num_branches", "options", b"options", "sampling", b"sampling", "stop", b"stop", "targets", b"targets", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__forced_first_token: _TypeAlias = _typing.Literal["forced_first_token"]  # noqa: Y015
-    _WhichOneofArgType__forced_first_token: _TypeAlias = _typing.Literal["_forced_first_token", b"_forced_first_token"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__forced_first_token) -> _WhichOneofReturnType__forced_first_token | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 
@@ -281,6 +281,7 @@ class PrefillSealed(_message.Message):
     KEPT_TOKENS_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     kv_bytes: _builtins.int
     """Bytes that moved."""
     transport: _builtins.str
@@ -297,6 +298,10 @@ class PrefillSealed(_message.Message):
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PhaseDuration]:
         """Durations: prefill, select, transfer."""
 
+    @_builtins.property
+    def trace(self) -> _common_pb2.PromptTrace:
+        """Which tokens were kept; set when the request asked for it."""
+
     def __init__(
         self,
         *,
@@ -306,10 +311,11 @@ class PrefillSealed(_message.Message):
         kept_tokens: _builtins.int = ...,
         phases: _abc.Iterable[_common_pb2.PhaseDuration] | None = ...,
         lease_ms: _builtins.int = ...,
+        trace: _common_pb2.PromptTrace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept_tokens", b"kept_tokens", "kv_bytes", b"kv_bytes", "lease_ms", b"lease_ms", "phases", b"phases", "target", b"target", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept_tokens", b"kept_tokens", "kv_bytes", b"kv_bytes", "lease_ms", b"lease_ms", "phases", b"phases", "target", b"target", "trace", b"trace", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
