@@ -21,12 +21,18 @@ from gateway.clients.decode import DecodeClient
 from gateway.clients.prefill import PrefillClient
 from gateway.config import GatewayConfig
 from gateway.intake import Intake, Naming
+from gateway.live_traffic import LiveTraffic
+from gateway.observer import RequestObserver
+from gateway.observers import Observers
+from gateway.page.assets import load_assets
 from gateway.pipeline import Pipeline
 from gateway.prober import Prober
 from gateway.recorder import Recorder
+from gateway.routes.admin import AdminRoutes
 from gateway.routes.generate import GenerateRoutes
 from gateway.routes.models import ModelRoutes
 from gateway.routes.operations import OperationRoutes
+from gateway.routes.page import PageRoutes
 from gateway.routes.table import rest_app
 from gateway.rpc.inference import SERVICE_NAME, InferenceServicer
 from gateway.workers import DECODE, PREFILL, Workers
@@ -78,6 +84,8 @@ class Gateway:
         self._admission = Admission(config.queue_tokens)
         self._registry = CollectorRegistry()
         self._metrics = GatewayMetrics(self._registry)
+        self._traffic = LiveTraffic()
+        self._admin_routes: AdminRoutes | None = None
         self._health_metrics = BuildMetrics(self._registry)
         self._pipeline: Pipeline | None = None
         self._servers: _Servers | None = None
@@ -94,7 +102,7 @@ class Gateway:
         if tokenizer.chat_template is None:
             _log.warning("the model has no chat template: /v1/chat/completions will answer 400")
         await self._discovery.start()
-        recorder = Recorder(self._metrics)
+        observer = Observers(Recorder(self._metrics), self._traffic)
         intake = self._make_intake(tokenizer)
         self._pipeline = Pipeline(
             Services(
@@ -106,10 +114,10 @@ class Gateway:
             ),
             admission=self._admission,
             tokenizer=tokenizer,
-            observer=recorder,
+            observer=observer,
             max_retries=self._config.max_retries,
         )
-        self._servers = await self._open(intake, self._pipeline, recorder)
+        self._servers = await self._open(intake, self._pipeline, observer)
         self._health_metrics.build_info.labels(
             role="gateway", model=intake.model_id(), version=package_version()
         ).set(1)
@@ -149,6 +157,8 @@ class Gateway:
         if self._health_task is not None:
             self._health_task.cancel()
             await asyncio.gather(self._health_task, return_exceptions=True)
+        if self._admin_routes is not None:
+            self._admin_routes.close()
         if self._servers is not None:
             servers = self._servers
             await asyncio.gather(servers.rest.stop(), servers.grpc.stop(), servers.admin.stop())
@@ -191,23 +201,31 @@ class Gateway:
             timeout_s=config.request_timeout_s,
         )
 
-    async def _open(self, intake: Intake, pipeline: Pipeline, recorder: Recorder) -> _Servers:
+    async def _open(
+        self, intake: Intake, pipeline: Pipeline, observer: RequestObserver
+    ) -> _Servers:
         config = self._config
-        routes = GenerateRoutes(intake, pipeline=pipeline, config=config, observer=recorder)
+        routes = GenerateRoutes(intake, pipeline=pipeline, config=config, observer=observer)
         operations = OperationRoutes(
             readiness=self.readiness,
             details=self._details,
             registry=self._registry,
             refresh=self._refresh,
         )
-        app = rest_app(routes, models=ModelRoutes(intake), operations=operations)
+        app = rest_app(
+            routes,
+            models=ModelRoutes(intake),
+            operations=operations,
+            admin=self._make_admin(),
+            page=PageRoutes(load_assets()) if config.page else None,
+        )
         grpc_server = build_server(
             host=config.host,
             port=config.grpc_port,
             service_names=(SERVICE_NAME,),
             with_reflection=config.reflection,
         )
-        servicer = InferenceServicer(intake, pipeline=pipeline, observer=recorder)
+        servicer = InferenceServicer(intake, pipeline=pipeline, observer=observer)
         servicer.add_to(grpc_server.server)
         rest = HttpServer(app, host=config.host, port=config.port, grace_s=1.0)
         admin = admin_server(
@@ -225,6 +243,33 @@ class Gateway:
         await grpc_server.health.set_ready(self.readiness().ready)
         await rest.start()
         return servers
+
+    def _make_admin(self) -> AdminRoutes:
+        self._admin_routes = AdminRoutes(
+            workers=self.workers,
+            control=ControlClient(self._channels),
+            live=self._live,
+            host=self._config.host,
+            keepalive_s=self._config.keepalive_s,
+        )
+        return self._admin_routes
+
+    def _live(self) -> dict[str, Any]:
+        readiness = self.readiness()
+        return {
+            "ready": readiness.ready,
+            "phase": readiness.phase,
+            "detail": readiness.detail,
+            "requests_in_flight": self._in_flight(),
+            "queue": {
+                "requests": self._admission.queued_requests,
+                "tokens": self._admission.queued_tokens,
+                "limit_tokens": self._config.queue_tokens,
+            },
+            **self._details(),
+            "traffic": self._traffic.snapshot(),
+            "flows": self._traffic.flows(),
+        }
 
     async def _keep_health(self, server: RpcServer) -> None:
         while True:

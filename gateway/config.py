@@ -56,6 +56,8 @@ class GatewayConfig:
     """Wait for running requests at shutdown, in seconds."""
     strict_params: bool = False
     """Refuse unknown request fields with 400 instead of naming them in a header."""
+    page: bool = True
+    """Serve the page at / (playground, live state, traces); the API is the same without it."""
     reflection: bool = True
     """Serve gRPC reflection."""
     log_format: str = "auto"

@@ -4,17 +4,24 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
+from gateway.routes.admin import DRAIN, LIVE, WORKERS, AdminRoutes
 from gateway.routes.failures import on_exception, on_http_exception
 from gateway.routes.generate import CHAT, COMPLETIONS, GenerateRoutes
 from gateway.routes.models import ModelRoutes
 from gateway.routes.operations import OperationRoutes
+from gateway.routes.page import PAGE, PAGE_FILES, PageRoutes
 from shared.errors import TandemError
 
 
 def rest_app(
-    generate: GenerateRoutes, *, models: ModelRoutes, operations: OperationRoutes
+    generate: GenerateRoutes,
+    *,
+    models: ModelRoutes,
+    operations: OperationRoutes,
+    admin: AdminRoutes,
+    page: PageRoutes | None,
 ) -> Starlette:
-    """The application; every refusal has the one error shape."""
+    """The application; every refusal has the one error shape, and `page` None means no page."""
     routes = [
         Route(CHAT, generate.chat, methods=["POST"]),
         Route(COMPLETIONS, generate.completions, methods=["POST"]),
@@ -26,7 +33,12 @@ def rest_app(
         Route("/healthz", operations.ready),
         Route("/metrics", operations.metrics),
         Route("/version", operations.version),
+        Route(LIVE, admin.feed),
+        Route(WORKERS, admin.listing),
+        Route(DRAIN, admin.drain, methods=["POST"]),
     ]
+    if page is not None:
+        routes += [Route(PAGE, page.index), Route(PAGE_FILES, page.file)]
     app = Starlette(
         routes=routes,
         exception_handlers={
