@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import (
+    AuthenticationError,
     CancelledError,
     DeadlineError,
     HandoffError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    PermissionDeniedError,
     RequestTooLargeError,
     TandemError,
     UnavailableError,
@@ -23,6 +25,8 @@ _STATUSES: tuple[tuple[type[TandemError], int, str], ...] = (
     (ModelNotFoundError, 404, "invalid_request_error"),
     (RequestTooLargeError, 413, "invalid_request_error"),
     (InvalidRequestError, 400, "invalid_request_error"),
+    (AuthenticationError, 401, "authentication_error"),
+    (PermissionDeniedError, 403, "permission_error"),
     (OverloadedError, 429, "overloaded_error"),
     (UnavailableError, 503, "server_error"),
     (HandoffError, 502, "server_error"),
@@ -65,6 +69,8 @@ def _retry_headers(status: int, error: TandemError) -> dict[str, str]:
             "retry-after": str(max(1, math.ceil(wait))),
             "retry-after-ms": str(max(1, round(wait * 1000))),
         }
+    if status == 401:  # noqa: PLR2004 - an HTTP status
+        return {"www-authenticate": "Bearer"}
     if status == 504:  # noqa: PLR2004 - an HTTP status
         return {"x-should-retry": "false"}
     return {}

@@ -25,11 +25,14 @@ class Principal:
     limits: KeyLimits = field(default_factory=KeyLimits)
     """What the key may use."""
     admin: bool = False
-    """Whether the key opens what is for operators (metrics and `/admin` on the public port)."""
+    """Whether the key opens what is for operators: metrics, `/admin`, `/debug`, health details."""
 
 
-ANONYMOUS = Principal(key_id="anonymous")
+ANONYMOUS = Principal(key_id="anonymous", admin=True)
 """Everybody, when the gateway asks for no keys: may do whatever the public port offers."""
+
+STRANGER = Principal(key_id="stranger")
+"""A caller without a key at a path that needs none, while other paths do."""
 
 _current: ContextVar[Principal] = ContextVar("principal", default=ANONYMOUS)
 

@@ -5,6 +5,8 @@ TandemError
 │   ├── ContextLengthError
 │   ├── ModelNotFoundError
 │   └── RequestTooLargeError
+├── AuthenticationError        who is asking cannot be told; no key, or one that is not valid
+├── PermissionDeniedError      who is asking may not
 ├── ConfigError                a setting is wrong; the process does not start
 ├── ModelLoadError             weights, tokenizer or configuration cannot be read
 ├── OverloadedError            no room now; retry later
@@ -75,6 +77,18 @@ class RequestTooLargeError(InvalidRequestError):
     """The body is over the limit."""
 
     code: ClassVar[str] = "request_too_large"
+
+
+class AuthenticationError(TandemError):
+    """The caller showed no valid key."""
+
+    code: ClassVar[str] = "invalid_api_key"
+
+
+class PermissionDeniedError(TandemError):
+    """The caller is known and may not do this."""
+
+    code: ClassVar[str] = "permission_denied"
 
 
 class ConfigError(TandemError):

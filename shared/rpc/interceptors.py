@@ -83,7 +83,7 @@ class InFlight:
             self._idle.set()
 
 
-class _AroundCalls(grpc.aio.ServerInterceptor):
+class AroundCalls(grpc.aio.ServerInterceptor):
     """Base: wraps the behaviour of our own methods, leaves health and reflection alone."""
 
     async def intercept_service(
@@ -103,7 +103,7 @@ class _AroundCalls(grpc.aio.ServerInterceptor):
         raise NotImplementedError
 
 
-class InFlightInterceptor(_AroundCalls):
+class InFlightInterceptor(AroundCalls):
     """Counts calls."""
 
     def __init__(self, in_flight: InFlight) -> None:
@@ -120,7 +120,7 @@ class InFlightInterceptor(_AroundCalls):
         return counted
 
 
-class RequestIdInterceptor(_AroundCalls):
+class RequestIdInterceptor(AroundCalls):
     """Takes the caller's request id, or makes one, and puts it on every log line of the call."""
 
     def _around(self, inner: Behaviour, details: grpc.HandlerCallDetails, /) -> Behaviour:
@@ -136,7 +136,7 @@ class RequestIdInterceptor(_AroundCalls):
         return named
 
 
-class ErrorInterceptor(_AroundCalls):
+class ErrorInterceptor(AroundCalls):
     """Ends calls that raise with the right status; unforeseen exceptions are logged with stack."""
 
     def _around(self, inner: Behaviour, details: grpc.HandlerCallDetails, /) -> Behaviour:

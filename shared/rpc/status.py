@@ -35,6 +35,8 @@ _Code = grpc.StatusCode
 _CODES: tuple[tuple[type[TandemError], grpc.StatusCode], ...] = (
     (errors.ModelNotFoundError, _Code.NOT_FOUND),
     (errors.InvalidRequestError, _Code.INVALID_ARGUMENT),
+    (errors.AuthenticationError, _Code.UNAUTHENTICATED),
+    (errors.PermissionDeniedError, _Code.PERMISSION_DENIED),
     (errors.ConfigError, _Code.FAILED_PRECONDITION),
     (errors.ModelLoadError, _Code.FAILED_PRECONDITION),
     (errors.OverloadedError, _Code.RESOURCE_EXHAUSTED),
@@ -49,6 +51,8 @@ _BARE: dict[grpc.StatusCode, type[TandemError]] = {
     _Code.INVALID_ARGUMENT: errors.InvalidRequestError,
     _Code.OUT_OF_RANGE: errors.InvalidRequestError,
     _Code.NOT_FOUND: errors.InvalidRequestError,
+    _Code.UNAUTHENTICATED: errors.AuthenticationError,
+    _Code.PERMISSION_DENIED: errors.PermissionDeniedError,
     _Code.RESOURCE_EXHAUSTED: errors.OverloadedError,
     _Code.UNAVAILABLE: errors.UnavailableError,
     _Code.DEADLINE_EXCEEDED: errors.DeadlineError,

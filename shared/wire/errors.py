@@ -2,6 +2,7 @@
 
 from protos.tandem.v1 import common_pb2
 from shared.errors import (
+    AuthenticationError,
     CancelledError,
     ConfigError,
     ContextLengthError,
@@ -12,6 +13,7 @@ from shared.errors import (
     ModelLoadError,
     ModelNotFoundError,
     OverloadedError,
+    PermissionDeniedError,
     RequestTooLargeError,
     TandemError,
     UnavailableError,
@@ -22,6 +24,8 @@ _CLASSES: tuple[type[TandemError], ...] = (
     ModelNotFoundError,
     RequestTooLargeError,
     InvalidRequestError,
+    AuthenticationError,
+    PermissionDeniedError,
     ConfigError,
     ModelLoadError,
     OverloadedError,

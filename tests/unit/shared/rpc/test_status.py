@@ -30,6 +30,8 @@ CODES = {
     "ContextLengthError": "INVALID_ARGUMENT",
     "ModelNotFoundError": "NOT_FOUND",
     "RequestTooLargeError": "INVALID_ARGUMENT",
+    "AuthenticationError": "UNAUTHENTICATED",
+    "PermissionDeniedError": "PERMISSION_DENIED",
     "ConfigError": "FAILED_PRECONDITION",
     "ModelLoadError": "FAILED_PRECONDITION",
     "OverloadedError": "RESOURCE_EXHAUSTED",
