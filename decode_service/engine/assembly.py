@@ -12,6 +12,7 @@ from decode_service.engine.engine import DecodeEngine, StepRunner
 from decode_service.engine.handoffs import ReservationLimits
 from decode_service.engine.intake import Intake
 from decode_service.engine.memory import WorkerMemory, allocate
+from decode_service.engine.page_trace import TracingRunner
 from decode_service.engine.recorder import MetricsRecorder
 from decode_service.engine.reservations import ReservationTable
 from decode_service.engine.runner import DecodeRunner
@@ -98,19 +99,15 @@ def build_core(
 def _watched(
     runner: DecodeRunner, config: DecodeConfig, *, on_drift: Callable[[DriftCheck], None]
 ) -> StepRunner:
-    """The runner, with a drift watch around it when one is wanted."""
+    """The runner, with a drift watch around it when one is wanted, and traces around both."""
     if not config.drift_every:
-        return runner
+        return TracingRunner(runner)
     loop = asyncio.get_running_loop()
 
     def tell(check: DriftCheck) -> None:
         loop.call_soon_threadsafe(on_drift, check)
 
-    return DriftWatch(
-        runner,
-        every=config.drift_every,
-        on_check=tell,
-    )
+    return TracingRunner(DriftWatch(runner, every=config.drift_every, on_check=tell))
 
 
 def _intake(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from decode_service.engine.recall import mean_mass
-from decode_service.engine.runner import DecodeRunner, LayerRead
+from decode_service.engine.runner import DecodeRunner, LayerRead, StepObserver
 from decode_service.engine.sequence import Sequence
 from shared.types.sampling import SampledToken
 
@@ -36,14 +36,18 @@ class DriftProbe:
 
     Args:
         rows: the rows to look at, before their step.
+        also: another observer, which is told everything.
     """
 
-    def __init__(self, rows: list[Sequence]) -> None:
+    def __init__(self, rows: list[Sequence], *, also: StepObserver | None = None) -> None:
+        self._also = also
         self._positions = {row: row.position for row in rows}
         self._masses: dict[Sequence, dict[int, torch.Tensor]] = {row: {} for row in rows}
 
     def layer_read(self, seen: LayerRead) -> None:
         """Weighs one layer, if it read a choice."""
+        if self._also is not None:
+            self._also.layer_read(seen)
         selection = seen.read.selection
         if selection is None or seen.row not in self._masses:
             return
@@ -75,12 +79,14 @@ class DriftWatch:
         self._every = every
         self._on_check = on_check
 
-    def step(self, rows: list[Sequence]) -> list[SampledToken]:
+    def step(
+        self, rows: list[Sequence], *, observer: StepObserver | None = None
+    ) -> list[SampledToken]:
         """See `DecodeRunner.step`."""
         due = [row for row in rows if (row.steps + 1) % self._every == 0]
         if not due:
-            return self._runner.step(rows)
-        probe = DriftProbe(due)
+            return self._runner.step(rows, observer=observer)
+        probe = DriftProbe(due, also=observer)
         tokens = self._runner.step(rows, observer=probe)
         for check in probe.checks():
             self._on_check(check)

@@ -265,6 +265,7 @@ class DecodeEngine:
             dense=row.sequence.dense,
             phases=self._phases(row),
             error=error,
+            trace=row.sequence.record.trace() if row.sequence.record is not None else None,
         )
         self._events.append(_Event(row, [], ending))
 

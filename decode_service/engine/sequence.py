@@ -6,6 +6,7 @@ Shapes: none; tensors live in the page cache and in the layouts.
 from dataclasses import dataclass, field
 
 from decode_service.engine.kv_cache import LengthGroup, SequencePages
+from decode_service.engine.page_record import PageRecord
 from decode_service.sparsity.base import PagePolicy, RowFacts, RowPolicy
 from decode_service.sparsity.layouts import KvLayout
 from shared.errors import ManifestError
@@ -89,6 +90,10 @@ class Sequence:
 
     Position + 1 in every layer of every step, the fed token included.
     """
+    traced: bool = False
+    """Its reads are recorded."""
+    record: PageRecord | None = field(init=False, default=None)
+    """What its layers read so far; None unless traced."""
     row_policy: RowPolicy = field(init=False)
     """The policy at work on this row, with what it remembers of the steps before."""
 
@@ -103,6 +108,13 @@ class Sequence:
         )
         self.row_policy = self.policy.begin(facts, force=self.force_sparse)
         assert len(self.row_policy.roles) == facts.num_layers, "one role a layer"
+        if self.traced:
+            self.record = PageRecord(
+                policy=self.policy.name,
+                roles=self.row_policy.roles,
+                prompt_slots=[facts.layout_of(i).slots for i in range(facts.num_layers)],
+                max_tokens=self.stop.max_tokens,
+            )
 
     @property
     def position(self) -> int:

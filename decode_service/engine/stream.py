@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shared.errors import TandemError
 from shared.types.sampling import FinishReason, SampledToken
+from shared.types.trace import PageTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class Ending:
     """(decode_queue, first_decode or decode, seconds)."""
     error: TandemError | None = None
     """Set when reason is ERROR."""
+    trace: PageTrace | None = None
+    """Which pages were read, when the request asked."""
 
 
 class TokenStream:

@@ -262,6 +262,7 @@ class DecodeWorker:
             branch=call.branch,
             draws=adopted.manifest.draws,
             prompt_ids=adopted.prompt_ids,
+            traced=call.options.trace,
         )
 
     def _start(self, row: Row, granted: Reservation, call: DecodeCall) -> Generation:

@@ -17,6 +17,7 @@ from shared.wire.manifest import manifest_from_pb
 from shared.wire.options import options_from_pb
 from shared.wire.pages import pages_to_pb
 from shared.wire.sampling import finish_to_pb, sampling_from_pb, stop_from_pb, token_to_pb
+from shared.wire.trace import page_trace_to_pb
 
 SERVICE_NAME = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
 """Full name, for health and reflection."""
@@ -166,4 +167,5 @@ def _ending_to_pb(ending: Ending, pages: PageSummary) -> decode_pb2.DecodeFinish
         ],
         error=None if ending.error is None else error_to_pb(ending.error),
         pages=pages_to_pb(pages),
+        trace=None if ending.trace is None else page_trace_to_pb(ending.trace),
     )

@@ -81,6 +81,7 @@ def options_of(options: TandemOptions | None) -> RequestOptions:
         page_heads=options.page_heads,
         page_refresh=options.page_refresh,
         page_mass=options.page_mass,
+        trace=bool(options.trace),
     )
     translated.check_pruning()
     translated.check_pages()

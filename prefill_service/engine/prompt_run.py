@@ -93,7 +93,8 @@ class PromptRun:
             self._turn_over.set()
         services.speed.record(job.tokens, time.monotonic() - began)
         services.recorder.computed(self._computed)
-        parcel.finish(self._computed.first_tokens, plan=self._computed.plan)
+        done = self._computed
+        parcel.finish(done.first_tokens, plan=done.plan, trace=done.trace)
 
 
 async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed:
@@ -145,4 +146,5 @@ def _sealed(
         kept_tokens=parcel.plan.summary.kept_tokens,
         phases=tuple(phases),
         lease_s=services.held.lease_s,
+        trace=parcel.trace,
     )

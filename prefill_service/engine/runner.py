@@ -62,6 +62,8 @@ class PrefillOutput:
     """Float32 logits of the token after the prompt."""
     kept_N: Tensor
     """Positions that ran past the pruning layer, int64, ascending."""
+    scores_C: Tensor | None
+    """The scores that chose them, of the tokens before the window; None when nothing was ranked."""
     select_seconds: float
     """Time for scoring and selecting."""
     prefill_seconds: float
@@ -124,6 +126,7 @@ class PrefillRunner:
             plan=run.selection.plan,
             logits_V=logits_V,
             kept_N=run.positions_T,
+            scores_C=run.selection.scores_C,
             select_seconds=run.selection.seconds,
             prefill_seconds=time.perf_counter() - started,
         )

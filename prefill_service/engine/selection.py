@@ -32,6 +32,8 @@ class PromptSelection:
         self._layer_scores: list[Tensor] = []
         self._kept_N: Tensor | None = None
         self._shared_N: Tensor | None = None
+        self.scores_C: Tensor | None = None
+        """The scores that chose past the pruning layer, once `kept` was called; None: none did."""
         self.seconds = 0.0
         """Time spent on scoring and selecting so far."""
 
@@ -76,7 +78,7 @@ class PromptSelection:
         if not self._aggregated:
             return None
         started = time.perf_counter()
-        scores_C = self._ranker.aggregate(self._layer_scores)
+        scores_C = self.scores_C = self._ranker.aggregate(self._layer_scores)
         if self._plan.params.mass is not None:
             kept_tokens = kept_by_mass(
                 self._plan.params,

@@ -13,6 +13,7 @@ from protos.tandem.v1 import common_pb2, prefill_pb2
 from shared.wire.errors import error_to_pb
 from shared.wire.manifest import pruning_to_pb
 from shared.wire.sampling import token_to_pb
+from shared.wire.trace import prompt_trace_to_pb
 
 
 def event_to_pb(event: Event) -> prefill_pb2.PrefillResponse:
@@ -54,4 +55,5 @@ def sealed_to_pb(sealed: Sealed) -> prefill_pb2.PrefillSealed:
             for phase, seconds in sealed.phases
         ],
         lease_ms=round(sealed.lease_s * 1000),
+        trace=None if sealed.trace is None else prompt_trace_to_pb(sealed.trace),
     )

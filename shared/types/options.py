@@ -102,6 +102,8 @@ class RequestOptions:
     """Least keep rate that `mass` may come to."""
     max_rate: float | None = None
     """Largest keep rate that `mass` may come to."""
+    trace: bool = False
+    """Report which tokens were kept and which pages were read; changes no answer."""
 
     @property
     def changes_pruning(self) -> bool:

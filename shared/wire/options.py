@@ -46,6 +46,7 @@ def options_to_pb(options: RequestOptions) -> common_pb2.RequestOptions:
         page_heads=_text(options.page_heads),
         page_refresh=options.page_refresh,
         page_mass=options.page_mass,
+        trace=options.trace,
     )
 
 

@@ -110,6 +110,7 @@ def place(
     max_tokens: int = 64,
     sampling: SamplingParams = GREEDY,
     force_sparse: bool = False,
+    traced: bool = False,
 ) -> Sequence:
     """Reserves pages, writes the prompt into them, and gives the row."""
     layouts, layer_layouts = layouts_of(prompt)
@@ -136,6 +137,7 @@ def place(
         sampling=sampling,
         stop=StopConditions(max_tokens=max_tokens),
         generated=[first_token],
+        traced=traced,
     )
 
 
