@@ -15,9 +15,11 @@ class Answer:
     Args:
         job: its stop conditions.
         tokenizer: gives the text.
+        branch: which of the job's answers it is.
     """
 
-    def __init__(self, job: GenerationJob, *, tokenizer: Tokenizer) -> None:
+    def __init__(self, job: GenerationJob, *, tokenizer: Tokenizer, branch: int = 0) -> None:
+        self._branch = branch
         self._stop = job.stop
         self._stop_ids = frozenset(job.stop.token_ids)
         self._detokenizer = IncrementalDetokenizer(tokenizer)
@@ -70,4 +72,5 @@ class Answer:
             text="".join(pieces),
             tokens=tuple(tokens),
             completion_tokens=self.completion_tokens,
+            branch=self._branch,
         )

@@ -20,7 +20,7 @@ from gateway.clients.control import ControlClient
 from gateway.clients.decode import DecodeClient
 from gateway.clients.prefill import PrefillClient
 from gateway.config import GatewayConfig
-from gateway.intake import Intake, Naming
+from gateway.intake import Intake, IntakeLimits, Naming
 from gateway.live_traffic import LiveTraffic
 from gateway.observer import RequestObserver
 from gateway.observers import Observers
@@ -198,7 +198,7 @@ class Gateway:
             tokenizer,
             workers=self.workers,
             naming=Naming(name=config.model_name, alias=Path(config.model).name),
-            timeout_s=config.request_timeout_s,
+            limits=IntakeLimits(timeout_s=config.request_timeout_s, max_choices=config.max_choices),
         )
 
     async def _open(

@@ -14,7 +14,7 @@ from gateway.clients.events import (
     DecodeCall,
     DecodeEvent,
     DecodeFinished,
-    FirstToken,
+    FirstTokens,
     PrefillCall,
     PrefillStarted,
     Sealed,
@@ -22,12 +22,20 @@ from gateway.clients.events import (
     Tokens,
 )
 from gateway.clients.prefill import PrefillClient
-from gateway.job import TextDelta
+from gateway.job import Event
+from gateway.merge import merged
 from gateway.prober import Prober
 from gateway.run_state import RunState
 from gateway.workers import Pair, Workers
-from shared.errors import HandoffError, OverloadedError, TandemError, UnavailableError
+from shared.errors import (
+    HandoffError,
+    InternalError,
+    OverloadedError,
+    TandemError,
+    UnavailableError,
+)
 from shared.types.handoff import HandoffKey
+from shared.types.sampling import SampledToken
 
 _DRAIN_S = 2.0
 _HEARTBEATS_PER_LEASE = 6
@@ -78,8 +86,8 @@ class Attempt:
         self._heartbeat: asyncio.Task[None] | None = None
         self._pruning = "not known"
         self._decoding = False
-        self._accepted = False
-        self._complete = False
+        self._accepted: set[int] = set()
+        self._complete: set[int] = set()
         self.blamed: Target = pair.prefill
 
     async def look_again(self, error: TandemError) -> None:
@@ -103,8 +111,8 @@ class Attempt:
         decode = self._sealed.target if self._sealed is not None else self._targets[0]
         return {self._pair.prefill.worker_id, decode.worker_id}
 
-    async def run(self) -> AsyncGenerator[TextDelta, None]:
-        """Yields text until the answer is complete.
+    async def run(self) -> AsyncGenerator[Event, None]:
+        """Yields text until every answer is complete, and the end of each.
 
         Raises:
             TandemError: the attempt failed; `blamed` names the worker.
@@ -113,31 +121,31 @@ class Attempt:
         held = self._services.workers.hold
         try:
             with held(self._pair.prefill.worker_id, tokens):
-                async with aclosing(self._prefill()) as deltas:
-                    async for delta in deltas:
-                        yield delta
+                async with aclosing(self._prefill()) as events:
+                    async for event in events:
+                        yield event
             if self._sealed is not None:
                 with held(self._sealed.target.worker_id, tokens):
-                    async with aclosing(self._decode()) as deltas:
-                        async for delta in deltas:
-                            yield delta
+                    async with aclosing(self._decode()) as events:
+                        async for event in events:
+                            yield event
         finally:
             self._stop_heartbeat()
-            if not self._complete:
+            if len(self._complete) < self._state.job.branches:
                 self._abandon()
 
-    async def _prefill(self) -> AsyncGenerator[TextDelta, None]:
+    async def _prefill(self) -> AsyncGenerator[Event, None]:
         try:
-            async with aclosing(self._prefill_once()) as deltas:
-                async for delta in deltas:
-                    yield delta
+            async with aclosing(self._prefill_once()) as events:
+                async for event in events:
+                    yield event
         except HandoffError as error:
             if not self._computed:
                 raise
             # The prompt was computed and is held: another delivery saves computing it again.
             await self._redeliver(error, self._targets)
 
-    async def _prefill_once(self) -> AsyncGenerator[TextDelta, None]:
+    async def _prefill_once(self) -> AsyncGenerator[Event, None]:
         state = self._state
         stream = self._services.prefill.prefill(
             self._pair.prefill.address, self._prefill_call(), timeout_s=state.remaining_s()
@@ -148,11 +156,14 @@ class Attempt:
                 match event:
                     case PrefillStarted():
                         self._started(event)
-                    case FirstToken():
+                    case FirstTokens():
                         self._computed = True
-                        if state.first is None:
-                            yield state.take_first(event.token)
-                            if state.answer.reason is not None:
+                        if not state.firsts:
+                            for delta in state.take_firsts(self._one_each(event.tokens)):
+                                yield delta
+                            if state.answered:
+                                for branch in range(state.job.branches):
+                                    yield state.finish(branch)
                                 return
                     case Sealed():
                         self._take_sealed(event)
@@ -160,12 +171,14 @@ class Attempt:
                         return
         raise UnavailableError("the prefill worker ended its stream too early: it is stopping")
 
-    async def _decode(self) -> AsyncGenerator[TextDelta, None]:
+    async def _decode(self) -> AsyncGenerator[Event, None]:
         while True:
             try:
-                async with aclosing(self._decode_once()) as deltas:
-                    async for delta in deltas:
-                        yield delta
+                branches = range(self._state.job.branches)
+                streams = merged([self._decode_once(branch) for branch in branches])
+                async with aclosing(streams) as events:
+                    async for event in events:
+                        yield event
             except _RESENDABLE as error:
                 if self._accepted:
                     raise
@@ -173,39 +186,41 @@ class Attempt:
             else:
                 return
 
-    async def _decode_once(self) -> AsyncGenerator[TextDelta, None]:
+    async def _decode_once(self, branch: int) -> AsyncGenerator[Event, None]:
         assert self._sealed is not None
         target = self._sealed.target
         self.blamed = target
         self._decoding = True
         stream = self._services.decode.decode(
-            target.address, self._decode_call(), timeout_s=self._state.remaining_s()
+            target.address, self._decode_call(branch), timeout_s=self._state.remaining_s()
         )
         async with aclosing(stream) as events:
             async for event in events:
                 match event:
                     case DecodeAccepted():
-                        self._taken_over(target)
+                        self._taken_over(target, branch)
                     case Tokens():
-                        yield self._state.take_more(event.tokens)
-                        if self._state.answer.reason is not None:
-                            await self._await_end(events)
+                        yield self._state.take_more(branch, event.tokens)
+                        if self._state.answers[branch].reason is not None:
+                            await self._await_end(events, branch)
+                            yield self._state.finish(branch)
                             return
                     case DecodeFinished():
-                        self._complete = True
-                        yield self._state.decoded(event)
+                        self._complete.add(branch)
+                        yield self._state.decoded(branch, event)
                         await _read_out(events)
+                        yield self._state.finish(branch)
                         return
         raise UnavailableError("the decode worker ended its stream too early: it is stopping")
 
-    async def _await_end(self, events: AsyncIterator[DecodeEvent]) -> None:
+    async def _await_end(self, events: AsyncIterator[DecodeEvent], branch: int) -> None:
         """The decode worker finds the same end by itself; its counters come with it."""
         try:
             async with asyncio.timeout(_DRAIN_S):
                 async for event in events:
                     if isinstance(event, DecodeFinished):
-                        self._state.decoded(event)
-                        self._complete = True
+                        self._state.decoded(branch, event)
+                        self._complete.add(branch)
         except TimeoutError:
             _log.warning("decode worker ran past the end", worker=self.blamed.worker_id)
         except TandemError as error:
@@ -238,6 +253,18 @@ class Attempt:
         )
         self._take_sealed(sealed)
 
+    def _one_each(self, tokens: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
+        if len(tokens) != self._state.job.branches:
+            raise InternalError(
+                f"the prefill worker sent {len(tokens)} first tokens for "
+                f"{self._state.job.branches} answers: a defect, or an older release; see its log"
+            )
+        return tokens
+
+    @property
+    def _all_accepted(self) -> bool:
+        return len(self._accepted) == self._state.job.branches
+
     def _started(self, event: PrefillStarted) -> None:
         self._state.started(event)
         pruned = "pruned" if event.pruned else "not pruned"
@@ -259,9 +286,12 @@ class Attempt:
         self._stop_heartbeat()
         self._heartbeat = self._services.background.spawn(self._renew(event), name="renew")
 
-    def _taken_over(self, target: Target) -> None:
-        self._accepted = True
+    def _taken_over(self, target: Target, branch: int) -> None:
+        """Every branch has its row: nothing will ask the prefill worker for the KV again."""
+        self._accepted.add(branch)
         self._services.workers.succeeded(target.worker_id)
+        if not self._all_accepted:
+            return
         self._stop_heartbeat()
         self._services.background.spawn(
             self._services.prefill.release(self._pair.prefill.address, self._prefill_key),
@@ -281,7 +311,7 @@ class Attempt:
 
     def _abandon(self) -> None:
         services = self._services
-        if not self._accepted:
+        if not self._all_accepted:
             services.background.spawn(
                 services.prefill.cancel(self._pair.prefill.address, self._prefill_key),
                 name="cancel prefill",
@@ -294,13 +324,12 @@ class Attempt:
         decode, background = self._services.decode, self._services.background
         if self._decoding:
             background.spawn(decode.cancel(target.address, key), name="cancel decode")
-        if not self._accepted:
+        if not self._all_accepted:
             abort = decode.abort(target.address, key, reason="request is over")
             background.spawn(abort, name="abort decode")
 
     def _prefill_call(self) -> PrefillCall:
         job = self._state.job
-        first = self._state.first
         return PrefillCall(
             handoff=self._key,
             token_ids=tuple(job.prompt_ids),
@@ -308,15 +337,16 @@ class Attempt:
             stop=job.stop,
             options=job.options,
             targets=tuple(self._targets),
-            forced_first_token=None if first is None else first.token_id,
+            branches=job.branches,
+            forced_first_tokens=tuple(token.token_id for token in self._state.firsts),
         )
 
-    def _decode_call(self) -> DecodeCall:
+    def _decode_call(self, branch: int) -> DecodeCall:
         job = self._state.job
-        assert self._state.first is not None
         return DecodeCall(
             handoff=self._key,
-            first_token=self._state.first.token_id,
+            branch=branch,
+            first_token=self._state.firsts[branch].token_id,
             sampling=job.sampling,
             stop=job.stop,
             options=job.options,

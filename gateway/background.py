@@ -40,3 +40,10 @@ class Background:
             await work
         except TandemError as error:
             _log.warning("background task failed", task=name, reason=error.message)
+
+
+async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels tasks and waits for their cleanup; their results and errors are dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError
+from shared.wire.sampling import MAX_BRANCHES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class GatewayConfig:
     """Largest request body, in bytes; more is 413."""
     queue_tokens: int = 131_072
     """Prompt tokens that may wait for their prefill to start; more is 429."""
+    max_choices: int = 16
+    """Answers to one prompt that a request may ask for (n), at most 128; more is 400."""
     request_timeout_s: float = 600.0
     """Longest life of a request, in seconds."""
     keepalive_s: float = 10.0
@@ -78,5 +81,7 @@ class GatewayConfig:
                 raise ConfigError(
                     f"{name} is {value}, but nothing works without it; give a value above 0"
                 )
+        if not 1 <= self.max_choices <= MAX_BRANCHES:
+            raise ConfigError(f"max_choices is {self.max_choices}; give 1 to {MAX_BRANCHES}")
         if self.max_retries < 0:
             raise ConfigError(f"max_retries is {self.max_retries}; give 0 or more")

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.job import GenerationJob
@@ -61,6 +61,16 @@ class PromptInput:
     """Overrides of the model profile, in tokens."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeLimits:
+    """How much one request may ask for."""
+
+    timeout_s: float
+    """Longest life, in seconds."""
+    max_choices: int
+    """Answers to one prompt."""
+
+
 class Intake:
     """The way in.
 
@@ -68,16 +78,16 @@ class Intake:
         tokenizer: of the served model.
         workers: say what they serve.
         naming: names of the model.
-        timeout_s: longest life of a request, in seconds.
+        limits: how much one request may ask for.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, workers: Workers, naming: Naming, timeout_s: float
+        self, tokenizer: Tokenizer, *, workers: Workers, naming: Naming, limits: IntakeLimits
     ) -> None:
         self.tokenizer = tokenizer
         self._workers = workers
         self._naming = naming
-        self._timeout_s = timeout_s
+        self._limits = limits
 
     def model_id(self) -> str:
         """The name that answers carry."""
@@ -112,7 +122,7 @@ class Intake:
         """Changes whenever the answer to the same seed may change."""
         served = self._workers.served()
         model_hash = served.model_hash if served is not None else ""
-        text = repr((package_version(), model_hash, options))
+        text = repr((package_version(), model_hash, replace(options, trace=False)))
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     async def chat_job(self, body: ChatBody, origin: Origin) -> GenerationJob:
@@ -228,9 +238,23 @@ class Intake:
         check_token_id(max(ids), vocab_size=self.tokenizer.vocab_size, param=param)
         return list(ids)
 
+    def checked_choices(self, asked: int, *, param: str) -> int:
+        """How many answers to a prompt, when so many may be asked for.
+
+        Raises:
+            InvalidRequestError: it is more than the operator allows.
+        """
+        if asked > self._limits.max_choices:
+            raise InvalidRequestError(
+                f"{param} is {asked}, but this server gives at most {self._limits.max_choices} "
+                "answers to a prompt (max_choices); ask for fewer, or send several requests",
+                param=param,
+            )
+        return asked
+
     def deadline(self, arrived: float) -> float:
         """End of a request's time, on the monotonic clock."""
-        return arrived + self._timeout_s
+        return arrived + self._limits.timeout_s
 
     def _job(
         self, body: GenerationBody, prompt: PromptInput, origin: Origin, *, param: str
@@ -254,6 +278,7 @@ class Intake:
             stop=stop_of(
                 body, max_tokens=max_tokens, eos_ids=self.tokenizer.eos_ids, vocab_size=vocab
             ),
+            branches=self.checked_choices(body.n or 1, param="n"),
             options=prompt.options,
             include_stop=bool(body.include_stop_str_in_output),
             arrived=origin.arrived,

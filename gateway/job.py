@@ -24,6 +24,8 @@ class GenerationJob:
     """How tokens are drawn; the seed is set."""
     stop: StopConditions
     """When the answer ends."""
+    branches: int = 1
+    """Answers to the one prompt, each with draws of its own."""
     options: RequestOptions
     """Overrides of the model profile."""
     include_stop: bool = False
@@ -44,6 +46,8 @@ class TextDelta:
     """The tokens of the answer that arrived, in order; the end-of-text token is not among them."""
     completion_tokens: int
     """Generated so far, the end-of-text token included."""
+    branch: int = 0
+    """Which of the answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,11 @@ class Finished:
     completion_tokens: int
     """Generated tokens, the end-of-text token included."""
     report: "RequestReport"
-    """What the pair did."""
+    """What the pair did; complete in the last answer to end."""
+    branch: int = 0
+    """Which of the answers."""
+    last: bool = True
+    """All answers have ended."""
 
 
 Event = TextDelta | Finished

@@ -11,7 +11,7 @@ import structlog
 from gateway.admission import Admission
 from gateway.answer import Answer
 from gateway.attempt import Attempt, Services
-from gateway.job import Event, GenerationJob, TextDelta
+from gateway.job import Event, Finished, GenerationJob
 from gateway.observer import RequestObserver
 from gateway.run_state import RunState
 from shared.errors import (
@@ -58,7 +58,9 @@ class Pipeline:
         self.running = InFlight()
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Event, None]:
-        """Yields text deltas, the first one at the first token, then one Finished.
+        """Yields text deltas, the first one at the first token, and one Finished an answer.
+
+        The first deltas come in the order of the answers, whose later events mix as they come.
 
         Closing the iterator early cancels the work on both workers.
 
@@ -70,33 +72,39 @@ class Pipeline:
             job=job,
             # A client may use one request id twice; a handoff id must be unique.
             handoff_id=f"{job.request_id}-{uuid.uuid4().hex[:8]}",
-            answer=Answer(job, tokenizer=self._tokenizer),
+            answers=tuple(
+                Answer(job, tokenizer=self._tokenizer, branch=b) for b in range(job.branches)
+            ),
             ticket=ticket,
             observer=self._observer,
         )
         self.running.enter()
         try:
-            async with aclosing(self._attempts(state)) as deltas:
-                async for delta in deltas:
-                    yield delta
-            finished = state.finish()
+            finished: Finished | None = None
+            async with aclosing(self._attempts(state)) as events:
+                async for event in events:
+                    if isinstance(event, Finished) and event.last:
+                        finished = event
+                    else:
+                        yield event
         except (asyncio.CancelledError, GeneratorExit):
             self._observer.disconnected(state.phase)
             raise
         finally:
             self.running.leave()
             ticket.leave()
+        assert finished is not None, "an attempt that ends without an error ends every answer"
         yield finished
 
-    async def _attempts(self, state: RunState) -> AsyncGenerator[TextDelta, None]:
+    async def _attempts(self, state: RunState) -> AsyncGenerator[Event, None]:
         failures = 0
         while True:
             pair = self._services.workers.choose(avoid=state.avoid)
             attempt = Attempt(state, pair=pair, services=self._services)
             try:
-                async with aclosing(attempt.run()) as deltas:
-                    async for delta in deltas:
-                        yield delta
+                async with aclosing(attempt.run()) as events:
+                    async for event in events:
+                        yield event
             except _RETRYABLE as error:
                 failures += 1
                 self._blame(state, attempt, error)

@@ -21,18 +21,18 @@ class RunState:
     """The request."""
     handoff_id: str
     """Unique name of the handoff."""
-    answer: Answer
-    """Its text."""
+    answers: tuple[Answer, ...]
+    """Its texts, one a branch."""
     ticket: Ticket
     """Its place in the queue."""
     observer: RequestObserver
     """Told what happens."""
     report: RequestReport = field(default_factory=RequestReport)
     """What the client will read."""
-    first: SampledToken | None = None
-    """The first token, once sampled; later attempts continue from it."""
+    firsts: tuple[SampledToken, ...] = ()
+    """The first token of each answer, once sampled; later attempts continue from them."""
     began_decode: bool = False
-    """Tokens after the first were passed on: no attempt can take over."""
+    """More than first tokens was passed on: no attempt can take over."""
     attempts: int = 0
     """Attempt numbers given out."""
     avoid: set[str] = field(default_factory=set)
@@ -40,7 +40,8 @@ class RunState:
     phase: str = "queue"
     """queue, prefill or decode."""
     _first_at: float = 0.0
-    _last_at: float = 0.0
+    _last_at: dict[int, float] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
 
     def next_key(self) -> HandoffKey:
         """Name of the next attempt."""
@@ -68,13 +69,24 @@ class RunState:
         self.report.kept_tokens = event.kept_tokens
         self.report.phases_s["prefill_queue"] = event.queue_seconds
 
-    def take_first(self, token: SampledToken) -> TextDelta:
-        """The first token, passed on once."""
-        self.first = token
-        self._first_at = self._last_at = time.monotonic()
+    @property
+    def answered(self) -> bool:
+        """Whether every answer has found its end."""
+        return all(answer.reason is not None for answer in self.answers)
+
+    @property
+    def over(self) -> bool:
+        """Whether every answer was finished."""
+        return len(self._ended) == len(self.answers)
+
+    def take_firsts(self, tokens: tuple[SampledToken, ...]) -> list[TextDelta]:
+        """The first token of each answer, passed on once and in their order."""
+        self.firsts = tokens
+        self._first_at = time.monotonic()
+        self._last_at = dict.fromkeys(range(len(tokens)), self._first_at)
         self.report.ttft_s = self._first_at - self.job.arrived
         self.observer.first_token(self.job, seconds=self.report.ttft_s)
-        return self.answer.push([token])
+        return [answer.push([t]) for answer, t in zip(self.answers, tokens, strict=True)]
 
     def sealed(self, event: Sealed) -> None:
         """The KV is on the decode side."""
@@ -84,37 +96,49 @@ class RunState:
         self.report.kept_tokens = event.kept_tokens
         self.report.phases_s.update(event.phases_s)
 
-    def take_more(self, tokens: tuple[SampledToken, ...]) -> TextDelta:
-        """Tokens after the first."""
+    def take_more(self, branch: int, tokens: tuple[SampledToken, ...]) -> TextDelta:
+        """Tokens of one answer after its first."""
         self.began_decode = True
-        before = self.answer.completion_tokens
-        delta = self.answer.push(tokens)
-        count = self.answer.completion_tokens - before
+        answer = self.answers[branch]
+        before = answer.completion_tokens
+        delta = answer.push(tokens)
+        count = answer.completion_tokens - before
         now = time.monotonic()
         if count:
-            self.observer.more_tokens(self.job, gap_s=now - self._last_at, count=count)
-            self._last_at = now
+            self.observer.more_tokens(self.job, gap_s=now - self._last_at[branch], count=count)
+            self._last_at[branch] = now
         return delta
 
-    def decoded(self, event: DecodeFinished) -> TextDelta:
-        """The decode worker's last word."""
-        self.report.attended = event.attended
-        self.report.dense = event.dense
-        self.report.pages = event.pages
-        self.report.phases_s.update(event.phases_s)
-        return self.answer.finish(event.reason, match=event.stop_match)
+    def decoded(self, branch: int, event: DecodeFinished) -> TextDelta:
+        """The decode worker's last word on one answer."""
+        report = self.report
+        report.attended += event.attended
+        report.dense += event.dense
+        report.pages = event.pages
+        for phase, seconds in event.phases_s.items():
+            report.phases_s[phase] = max(seconds, report.phases_s.get(phase, 0.0))
+        return self.answers[branch].finish(event.reason, match=event.stop_match)
 
-    def finish(self) -> Finished:
-        """The last event."""
-        count = self.answer.completion_tokens
-        span = self._last_at - self._first_at
-        self.report.prompt_tokens = len(self.job.prompt_ids)
-        self.report.tokens_per_s = (count - 1) / span if count > 1 and span > 0 else 0.0
-        self.observer.finished(self.job, self.report, completion_tokens=count)
+    def finish(self, branch: int) -> Finished:
+        """The last event of one answer; that of the last one completes the report."""
+        self.began_decode = True
+        self._ended.add(branch)
+        if self.over:
+            self._complete()
+        answer = self.answers[branch]
         return Finished(
-            reason=self.answer.reason or FinishReason.STOP,
-            stop_match=self.answer.stop_match,
+            reason=answer.reason or FinishReason.STOP,
+            stop_match=answer.stop_match,
             prompt_tokens=len(self.job.prompt_ids),
-            completion_tokens=count,
+            completion_tokens=answer.completion_tokens,
             report=self.report,
+            branch=branch,
+            last=self.over,
         )
+
+    def _complete(self) -> None:
+        count = sum(answer.completion_tokens for answer in self.answers)
+        later, span = count - len(self.answers), max(self._last_at.values()) - self._first_at
+        self.report.prompt_tokens = len(self.job.prompt_ids)
+        self.report.tokens_per_s = later / span if later > 0 and span > 0 else 0.0
+        self.observer.finished(self.job, self.report, completion_tokens=count)

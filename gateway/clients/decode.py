@@ -22,6 +22,7 @@ from shared.wire.identity import handoff_to_pb
 from shared.wire.options import options_to_pb
 from shared.wire.pages import pages_from_pb
 from shared.wire.sampling import finish_from_pb, sampling_to_pb, stop_to_pb, token_from_pb
+from shared.wire.trace import page_trace_from_pb
 
 
 class DecodeClient:
@@ -65,7 +66,7 @@ class DecodeClient:
 def _request(call: DecodeCall, timeout_s: float) -> decode_pb2.DecodeRequest:
     return decode_pb2.DecodeRequest(
         handoff=handoff_to_pb(call.handoff),
-        branch=0,
+        branch=call.branch,
         first_token=call.first_token,
         sampling=sampling_to_pb(call.sampling),
         stop=stop_to_pb(call.stop),
@@ -105,4 +106,5 @@ def _finished(message: decode_pb2.DecodeFinished) -> DecodeFinished:
         dense=message.dense,
         phases_s={phase.phase: phase.seconds for phase in message.phases},
         pages=pages_from_pb(message.pages) if message.HasField("pages") else None,
+        trace=page_trace_from_pb(message.trace) if message.HasField("trace") else None,
     )

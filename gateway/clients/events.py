@@ -6,6 +6,7 @@ from shared.types.handoff import HandoffKey
 from shared.types.options import RequestOptions
 from shared.types.page_summary import PageSummary
 from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
+from shared.types.trace import PageTrace, PromptTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,10 @@ class PrefillCall:
     """Overrides of the profile."""
     targets: tuple[Target, ...]
     """Decode workers in order of preference."""
-    forced_first_token: int | None = None
-    """The token that a client has already seen."""
+    branches: int = 1
+    """Answers that share the prompt."""
+    forced_first_tokens: tuple[int, ...] = ()
+    """The tokens that a client has already seen, one a branch; or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,8 @@ class DecodeCall:
 
     handoff: HandoffKey
     """The adopted handoff."""
+    branch: int
+    """Which of its answers."""
     first_token: int
     """As the client saw it."""
     sampling: SamplingParams
@@ -69,11 +74,11 @@ class PrefillStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
+class FirstTokens:
     """Sampled by the prefill worker."""
 
-    token: SampledToken
-    """The token."""
+    tokens: tuple[SampledToken, ...]
+    """One a branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +97,11 @@ class Sealed:
     """Durations, in seconds."""
     lease_s: float
     """How long the prefill worker holds the bytes for a second delivery."""
+    trace: PromptTrace | None = None
+    """What was kept, when the request asked."""
 
 
-PrefillEvent = PrefillStarted | FirstToken | Sealed
+PrefillEvent = PrefillStarted | FirstTokens | Sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,8 @@ class DecodeFinished:
     """Durations, in seconds."""
     pages: PageSummary | None = None
     """What chose the pages; None from a worker that does not say."""
+    trace: PageTrace | None = None
+    """Which pages were read, when the request asked."""
 
 
 DecodeEvent = DecodeAccepted | Tokens | DecodeFinished

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from gateway.clients.channels import Channels
 from gateway.clients.events import (
-    FirstToken,
+    FirstTokens,
     PrefillCall,
     PrefillEvent,
     PrefillStarted,
@@ -14,12 +14,12 @@ from gateway.clients.events import (
 )
 from gateway.clients.failures import events_of, worker_errors
 from protos.tandem.v1 import prefill_pb2, prefill_pb2_grpc
-from shared.errors import InternalError
 from shared.types.handoff import HandoffKey
 from shared.wire.errors import error_from_pb
 from shared.wire.identity import handoff_to_pb
 from shared.wire.options import options_to_pb
 from shared.wire.sampling import sampling_to_pb, stop_to_pb, token_from_pb
+from shared.wire.trace import prompt_trace_from_pb
 
 CONTROL_TIMEOUT_S = 5.0
 
@@ -99,8 +99,8 @@ def _request(call: PrefillCall, timeout_s: float) -> prefill_pb2.PrefillRequest:
         options=options_to_pb(call.options),
         targets=_targets(call.targets),
         deadline_ms=max(1, round(timeout_s * 1000)),
-        forced_first_token=call.forced_first_token,
-        num_branches=1,
+        forced_first_tokens=call.forced_first_tokens,
+        num_branches=call.branches,
     )
 
 
@@ -119,9 +119,7 @@ def _event(message: prefill_pb2.PrefillResponse) -> PrefillEvent | None:
                 pruning_reason=pruning.reason,
             )
         case "first_tokens":
-            if not message.first_tokens.tokens:
-                raise InternalError("the prefill worker sent no first token: a defect; see its log")
-            return FirstToken(token_from_pb(message.first_tokens.tokens[0]))
+            return FirstTokens(tuple(token_from_pb(t) for t in message.first_tokens.tokens))
         case "sealed":
             return _sealed(message.sealed)
         case "failed":
@@ -138,4 +136,5 @@ def _sealed(message: prefill_pb2.PrefillSealed) -> Sealed:
         kept_tokens=message.kept_tokens,
         phases_s={phase.phase: phase.seconds for phase in message.phases},
         lease_s=message.lease_ms / 1000,
+        trace=prompt_trace_from_pb(message.trace) if message.HasField("trace") else None,
     )

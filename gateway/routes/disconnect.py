@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from gateway.background import end_tasks
 from shared.errors import CancelledError
 
 T = TypeVar("T")
@@ -34,10 +35,3 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         raise CancelledError("the client closed the connection before the answer was complete")
     finally:
         await end_tasks(task, watcher)
-
-
-async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels tasks and waits for their cleanup; their results and errors are dropped."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

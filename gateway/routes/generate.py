@@ -2,21 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gateway import sse
 from gateway.config import GatewayConfig
 from gateway.intake import Intake, Origin
-from gateway.job import Event, Finished, GenerationJob, TextDelta
+from gateway.job import GenerationJob
 from gateway.observer import RequestObserver
 from gateway.pipeline import Pipeline
 from gateway.routes.body import read_body
+from gateway.routes.choices import Prepared, stream_frames, whole_answers
 from gateway.routes.disconnect import unless_gone
 from gateway.routes.failures import error_response, reply_to
 from gateway.routes.json_response import json_response
@@ -32,7 +30,6 @@ from gateway.schema.replies import (
     ReplyFormat,
     WholeAnswer,
     new_envelope,
-    usage_of,
 )
 from gateway.schema.unknown import check_unknown
 from shared.errors import CancelledError
@@ -45,20 +42,6 @@ MakeFormat = Callable[..., ReplyFormat]
 B = TypeVar("B", bound=GenerationBody)
 
 _PARSE_AT_ONCE_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A request that may run."""
-
-    jobs: Sequence[GenerationJob]
-    """One a choice."""
-    body: GenerationBody
-    """As the client sent it."""
-    format: ReplyFormat
-    """How to answer."""
-    headers: dict[str, str]
-    """Headers about ignored fields."""
 
 
 class GenerateRoutes:
@@ -154,7 +137,7 @@ class GenerateRoutes:
                 self._account(origin, code=end.status, outcome="error", refused=refused)
 
         return EventStream(
-            stream_frames(self._pipeline.generate(prepared.jobs[0]), prepared),
+            stream_frames([self._pipeline.generate(job) for job in prepared.jobs], prepared),
             request_id=origin.request_id,
             keepalive_s=self._config.keepalive_s,
             headers=prepared.headers,
@@ -162,31 +145,8 @@ class GenerateRoutes:
         )
 
     async def _collect(self, jobs: Sequence[GenerationJob]) -> list[WholeAnswer]:
-        if len(jobs) == 1:
-            return [await self._collect_one(jobs[0])]
-        tasks = [asyncio.ensure_future(self._collect_one(job)) for job in jobs]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _collect_one(self, job: GenerationJob) -> WholeAnswer:
-        deltas: list[TextDelta] = []
-        end: Finished | None = None
-        async with aclosing(self._pipeline.generate(job)) as events:
-            async for event in events:
-                if isinstance(event, Finished):
-                    end = event
-                else:
-                    deltas.append(event)
-        assert end is not None, "a pipeline ends with Finished or raises"
-        return WholeAnswer(
-            text="".join(delta.text for delta in deltas),
-            tokens=tuple(token for delta in deltas for token in delta.tokens),
-            end=end,
-        )
+        events = [self._pipeline.generate(job) for job in jobs]
+        return await whole_answers(events, branches=jobs[0].branches)
 
     def _account(
         self,
@@ -209,44 +169,3 @@ async def _parsed(raw: bytes, cls: type[B]) -> B:
     if len(raw) <= _PARSE_AT_ONCE_BYTES:
         return parse_body(raw, cls)
     return await asyncio.to_thread(parse_body, raw, cls)
-
-
-async def stream_frames(
-    events: AsyncGenerator[Event, None], prepared: Prepared
-) -> AsyncGenerator[bytes, None]:
-    """The frames of one streamed answer: deltas, finish, usage when asked for, then [DONE]."""
-    body, reply = prepared.body, prepared.format
-    async with aclosing(events):
-        opened = False
-        async for event in events:
-            if not opened:
-                opened = True
-                for chunk in reply.opening():
-                    yield sse.frame(_with_usage(chunk, event, prepared))
-            if isinstance(event, TextDelta):
-                delta = reply.delta(event)
-                if delta is not None:
-                    yield sse.frame(_with_usage(delta, event, prepared))
-                continue
-            yield sse.frame(_with_usage(reply.ending(event), event, prepared))
-            if body.wants_usage():
-                last = reply.usage_only()
-                last["usage"] = _usage(event, prepared)
-                last["tandem"] = event.report.to_json()
-                yield sse.frame(last)
-    yield sse.DONE
-
-
-def _with_usage(chunk: dict[str, Any], event: Event, prepared: Prepared) -> dict[str, Any]:
-    if prepared.body.wants_running_usage():
-        return {**chunk, "usage": _usage(event, prepared)}
-    if prepared.body.wants_usage():
-        return {**chunk, "usage": None}
-    return chunk
-
-
-def _usage(event: Event, prepared: Prepared) -> dict[str, int]:
-    return usage_of(
-        prompt_tokens=len(prepared.jobs[0].prompt_ids),
-        completion_tokens=event.completion_tokens,
-    )

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import sse
+from gateway.background import end_tasks
 from gateway.errors import ErrorReply
-from gateway.routes.disconnect import client_gone, end_tasks
+from gateway.routes.disconnect import client_gone
 from gateway.routes.failures import error_response, reply_to
 from gateway.routes.names import REQUEST_ID_HEADER
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 
 from gateway.intake import Intake, Origin, PromptInput, new_origin
-from gateway.job import Event, Finished, GenerationJob, TextDelta
+from gateway.job import Event, Finished, GenerationJob, RequestReport, TextDelta
 from gateway.observer import RequestObserver
 from gateway.pipeline import Pipeline
 from gateway.prompt_parts import AskedParts, refuse_parts
@@ -63,7 +63,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         request: inference_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - cancels arrive as CancelledError
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Streams accepted, deltas, finished; errors are statuses with ErrorInfo."""
+        """Streams accepted, deltas, a finished for each answer; errors have ErrorInfo."""
         origin = new_origin(current_request_id()[:_MAX_ID], _ENDPOINT)
         code, outcome = "CANCELLED", "cancelled"
         try:
@@ -103,6 +103,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             prompt_ids=ids,
             sampling=sampling,
             stop=self._stop(request, max_tokens),
+            branches=self._intake.checked_choices(request.num_answers or 1, param="num_answers"),
             options=prompt.options,
             arrived=origin.arrived,
             deadline=self._intake.deadline(origin.arrived),
@@ -189,35 +190,41 @@ def _accepted(job: GenerationJob) -> inference_pb2.GenerateResponse:
 def _response(event: Event) -> inference_pb2.GenerateResponse:
     if isinstance(event, TextDelta):
         delta = inference_pb2.GenerateDelta(
-            tokens=[token_to_pb(token) for token in event.tokens], text=event.text
+            tokens=[token_to_pb(token) for token in event.tokens],
+            text=event.text,
+            answer=event.branch,
         )
         return inference_pb2.GenerateResponse(delta=delta)
     return inference_pb2.GenerateResponse(finished=_finished(event))
 
 
 def _finished(event: Finished) -> inference_pb2.GenerateFinished:
-    report = event.report
     return inference_pb2.GenerateFinished(
         reason=finish_to_pb(event.reason),
         stop_match=event.stop_match or "",
         usage=inference_pb2.Usage(
             prompt_tokens=event.prompt_tokens, completion_tokens=event.completion_tokens
         ),
-        report=inference_pb2.RequestReport(
-            ttft_seconds=report.ttft_s,
-            tokens_per_second=report.tokens_per_s,
-            phases=[
-                common_pb2.PhaseDuration(phase=phase, seconds=seconds)
-                for phase, seconds in report.phases_s.items()
-            ],
-            prompt_tokens=report.prompt_tokens,
-            kept_tokens=report.kept_tokens,
-            kv_bytes=report.kv_bytes,
-            transport=report.transport,
-            attended=report.attended,
-            dense=report.dense,
-            route=report.route,
-            pages=None if report.pages is None else pages_to_pb(report.pages),
-            attended_ratio=report.attended_ratio,
-        ),
+        report=_report(event.report) if event.last else None,
+        answer=event.branch,
+    )
+
+
+def _report(report: RequestReport) -> inference_pb2.RequestReport:
+    return inference_pb2.RequestReport(
+        ttft_seconds=report.ttft_s,
+        tokens_per_second=report.tokens_per_s,
+        phases=[
+            common_pb2.PhaseDuration(phase=phase, seconds=seconds)
+            for phase, seconds in report.phases_s.items()
+        ],
+        prompt_tokens=report.prompt_tokens,
+        kept_tokens=report.kept_tokens,
+        kv_bytes=report.kv_bytes,
+        transport=report.transport,
+        attended=report.attended,
+        dense=report.dense,
+        route=report.route,
+        pages=None if report.pages is None else pages_to_pb(report.pages),
+        attended_ratio=report.attended_ratio,
     )

@@ -47,6 +47,10 @@ class CompletionBody(GenerationBody):
         """`max_tokens`, 16 when unset, as the API says."""
         return self.max_tokens if self.max_tokens is not None else DEFAULT_MAX_TOKENS
 
+    def choices(self) -> int:
+        """`n` answers to each prompt."""
+        return len(self.prompt) * (self.n or 1)
+
     def top_logprob_count(self) -> int | None:
         """`logprobs`."""
         return self.logprobs
@@ -54,16 +58,15 @@ class CompletionBody(GenerationBody):
     def unsupported(self) -> dict[str, tuple[Any, str]]:
         """Echo, insertion and best-of."""
         found: dict[str, tuple[Any, str]] = {
-            "echo": (self.echo, "put the prompt before the answer yourself"),
+            "echo": (
+                self.echo,
+                "put the prompt before the answer yourself; log-probabilities of prompt tokens "
+                "are not to be had, since a pruned prompt does not have them",
+            ),
             "suffix": (self.suffix, "this model only continues text"),
             "best_of": (
-                self.best_of if self.best_of != 1 else None,
-                "send the request several times",
+                self.best_of if self.best_of not in {None, self.n or 1} else None,
+                "no answer is thrown away here; leave it out, set n, and choose yourself",
             ),
         }
-        if self.stream and len(self.prompt) > 1:
-            found["prompt"] = (
-                "several prompts with stream",
-                "send one prompt a stream, or set stream to false",
-            )
         return super().unsupported() | {name: entry for name, entry in found.items() if entry[0]}

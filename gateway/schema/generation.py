@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from shared.types.methods import PageHeads, PageLayout
 from shared.types.options import PromptPart
 from shared.types.page_policies import PagePolicyName
-from shared.wire.sampling import MAX_BIAS, MAX_LOGPROBS, MAX_STOP_STRINGS
+from shared.wire.sampling import MAX_BIAS, MAX_BRANCHES, MAX_LOGPROBS, MAX_STOP_STRINGS
 
 MAX_SEED = 2**64 - 1
 MIN_SEED = -(2**63)
@@ -99,6 +99,7 @@ class TandemOptions(Body):
     mass: Annotated[float, Field(gt=0, le=1)] | None = None
     min_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     max_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    trace: bool | None = None
 
 
 class GenerationBody(Body):
@@ -120,7 +121,7 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tandem: TandemOptions | None = None
@@ -133,6 +134,10 @@ class GenerationBody(Body):
         """Whether every chunk carries usage."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
+    def choices(self) -> int:
+        """Answers in all."""
+        return self.n or 1
+
     def top_logprob_count(self) -> int | None:
         """Alternatives asked for at each token; None without log-probabilities."""
         raise NotImplementedError
@@ -143,8 +148,6 @@ class GenerationBody(Body):
 
     def unsupported(self) -> dict[str, tuple[Any, str]]:
         """Known parameters set to something this server cannot do: name to (value, hint)."""
-        if self.n is not None and self.n > 1:
-            return {"n": (self.n, "send the request several times")}
         return {}
 
 

@@ -65,15 +65,15 @@ class WholeAnswer:
 class ReplyFormat(Protocol):
     """How one API writes answers; an instance serves one request."""
 
-    def opening(self) -> list[dict[str, Any]]:
-        """Chunks that go before the first text."""
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        """The chunk that goes before the first text of a choice."""
         ...
 
-    def delta(self, event: TextDelta) -> dict[str, Any] | None:
+    def delta(self, choice: int, event: TextDelta) -> dict[str, Any] | None:
         """The chunk of new text; None when there is nothing to say yet."""
         ...
 
-    def ending(self, event: Finished) -> dict[str, Any]:
+    def ending(self, choice: int, event: Finished) -> dict[str, Any]:
         """The chunk with the finish reason."""
         ...
 
@@ -94,20 +94,20 @@ class ChatFormat:
         self._body = body
         self._tokenizer = tokenizer
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self, choice: int) -> dict[str, Any] | None:
         """The role, once, with empty content."""
-        return [self._chunk({"role": "assistant", "content": ""})]
+        return self._chunk(choice, {"role": "assistant", "content": ""})
 
-    def delta(self, event: TextDelta) -> dict[str, Any] | None:
+    def delta(self, choice: int, event: TextDelta) -> dict[str, Any] | None:
         """New content."""
         logprobs = self._logprobs(event.tokens)
         if not event.text and logprobs is None:
             return None
-        return self._chunk({"content": event.text}, logprobs=logprobs)
+        return self._chunk(choice, {"content": event.text}, logprobs=logprobs)
 
-    def ending(self, event: Finished) -> dict[str, Any]:
+    def ending(self, choice: int, event: Finished) -> dict[str, Any]:
         """An empty delta with the reason."""
-        chunk = self._chunk({})
+        chunk = self._chunk(choice, {})
         chunk["choices"][0] |= _end_fields(event, self._body)
         return chunk
 
@@ -129,10 +129,10 @@ class ChatFormat:
         return self._envelope.wrap("chat.completion", choices) | totals(answers)
 
     def _chunk(
-        self, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None
+        self, choice: int, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        return self._envelope.wrap("chat.completion.chunk", [choice])
+        entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        return self._envelope.wrap("chat.completion.chunk", [entry])
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         if self._body.top_logprob_count() is None or not tokens:
@@ -147,22 +147,23 @@ class CompletionFormat:
         self._envelope = envelope
         self._body = body
         self._tokenizer = tokenizer
-        self._running = CompletionLogprobs(tokenizer)
+        self._running: dict[int, CompletionLogprobs] = {}
 
-    def opening(self) -> list[dict[str, Any]]:
-        """Nothing."""
-        return []
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        """Empty text where there is more than one choice, so that they appear in order."""
+        return self._chunk(choice, "", None) if self._body.choices() > 1 else None
 
-    def delta(self, event: TextDelta) -> dict[str, Any] | None:
+    def delta(self, choice: int, event: TextDelta) -> dict[str, Any] | None:
         """New text."""
         wanted = self._body.top_logprob_count() is not None and bool(event.tokens)
         if not event.text and not wanted:
             return None
-        return self._chunk(event.text, self._running.take(event.tokens) if wanted else None)
+        running = self._running.setdefault(choice, CompletionLogprobs(self._tokenizer))
+        return self._chunk(choice, event.text, running.take(event.tokens) if wanted else None)
 
-    def ending(self, event: Finished) -> dict[str, Any]:
+    def ending(self, choice: int, event: Finished) -> dict[str, Any]:
         """Empty text with the reason."""
-        chunk = self._chunk("", None)
+        chunk = self._chunk(choice, "", None)
         chunk["choices"][0] |= _end_fields(event, self._body)
         return chunk
 
@@ -171,7 +172,7 @@ class CompletionFormat:
         return self._envelope.wrap("text_completion", [])
 
     def whole(self, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
-        """One choice a prompt."""
+        """The choices of the first prompt, then those of the next."""
         wanted = self._body.top_logprob_count() is not None
         choices = [
             {
@@ -186,9 +187,9 @@ class CompletionFormat:
         ]
         return self._envelope.wrap("text_completion", choices) | totals(answers)
 
-    def _chunk(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": None}
-        return self._envelope.wrap("text_completion", [choice])
+    def _chunk(self, choice: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        entry = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": None}
+        return self._envelope.wrap("text_completion", [entry])
 
 
 def usage_of(*, prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -201,10 +202,10 @@ def usage_of(*, prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 def totals(answers: Sequence[WholeAnswer]) -> dict[str, Any]:
-    """Usage over all answers; the `tandem` object tells of the first."""
+    """Usage over all answers, each prompt once; the `tandem` object tells of the first prompt."""
     return {
         "usage": usage_of(
-            prompt_tokens=sum(answer.end.prompt_tokens for answer in answers),
+            prompt_tokens=sum(a.end.prompt_tokens for a in answers if a.end.branch == 0),
             completion_tokens=sum(answer.end.completion_tokens for answer in answers),
         ),
         "tandem": answers[0].end.report.to_json(),

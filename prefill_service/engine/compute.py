@@ -12,10 +12,12 @@ import torch
 from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import FirstTokens, PrefillJob, Progress, PromptRequest
 from prefill_service.engine.plan import PromptPlan
-from prefill_service.engine.runner import PrefillRunner
+from prefill_service.engine.prompt_trace import TracedPrompt
+from prefill_service.engine.runner import KvObserver, PrefillRunner
 from shared.errors import InternalError, TandemError
-from shared.model.sampler import sample
+from shared.model.sampler import DrawRow, sample_rows
 from shared.types.sampling import SampledToken
+from shared.types.trace import PromptTrace
 
 _log = structlog.get_logger(__name__)
 
@@ -32,6 +34,8 @@ class Computed:
     """Forward pass, selection included."""
     select_seconds: float
     """Scoring and selecting."""
+    trace: PromptTrace | None = None
+    """What was kept, when the request asked."""
 
 
 class ComputeThread:
@@ -95,17 +99,20 @@ class ComputeThread:
         def progressed(done_tokens: int) -> None:
             loop.call_soon_threadsafe(job.emit, Progress(done_tokens, job.tokens))
 
+        observer: KvObserver = _SlabWriter(slab, progressed=progressed)
+        traced = TracedPrompt(observer) if job.request.options.trace else None
         self._last_beat = time.monotonic()
         try:
             output = self._runner.run(
                 token_ids=job.request.token_ids,
                 plan=plan,
-                observer=_SlabWriter(slab, progressed=progressed),
+                observer=traced or observer,
                 stop=stop,
             )
-            tokens = (first_token(output.logits_V, job.request),)
+            tokens = first_tokens(output.logits_V, job.request)
             loop.call_soon_threadsafe(job.emit, FirstTokens(tokens))
             slab.finish()
+            trace = traced and traced.trace(output.plan, scores_C=output.scores_C)
         finally:
             self._last_beat = None
         return Computed(
@@ -113,24 +120,26 @@ class ComputeThread:
             first_tokens=tokens,
             prefill_seconds=output.prefill_seconds,
             select_seconds=output.select_seconds,
+            trace=trace,
         )
 
 
 @torch.inference_mode()
-def first_token(logits_V: torch.Tensor, request: PromptRequest) -> SampledToken:
-    """Draw 0 of branch 0 from float32 logits [V], or the token that the client saw already."""
-    if request.forced_first_token is not None:
-        return SampledToken(token_id=request.forced_first_token)
+def first_tokens(logits_V: torch.Tensor, request: PromptRequest) -> tuple[SampledToken, ...]:
+    """Draw 0 of every branch from float32 logits [V], or the tokens that the client saw already."""
+    if request.forced_first_tokens:
+        return tuple(SampledToken(token_id=token_id) for token_id in request.forced_first_tokens)
     banned = request.stop.token_ids if request.stop.min_tokens > 0 else ()
-    return sample(
-        logits_V,
-        params=request.sampling,
-        branch=0,
-        draw=0,
-        prompt_ids=request.token_ids,
-        generated_ids=(),
-        banned_ids=banned,
-    )
+    rows = [
+        DrawRow(
+            params=request.sampling,
+            branch=branch,
+            prompt_ids=request.token_ids,
+            banned_ids=banned,
+        )
+        for branch in range(request.num_branches)
+    ]
+    return tuple(sample_rows(logits_V.expand(len(rows), -1), rows))
 
 
 class _SlabWriter:

@@ -12,6 +12,7 @@ from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import PruningSummary
 from shared.types.options import RequestOptions
 from shared.types.sampling import SampledToken, SamplingParams, StopConditions
+from shared.types.trace import PromptTrace
 
 T = TypeVar("T")
 
@@ -44,8 +45,10 @@ class PromptRequest:
     """Decode workers, best first; at least one."""
     deadline_s: float | None = None
     """Seconds left, or None."""
-    forced_first_token: int | None = None
-    """A first token that the client saw already and that is not sampled again."""
+    num_branches: int = 1
+    """Answers to the prompt; each has a first token."""
+    forced_first_tokens: tuple[int, ...] = ()
+    """First tokens that the client saw already, one a branch, not sampled again; or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class Sealed:
     """(phase, seconds): prefill, select, and what of the transfer came after them."""
     lease_s: float
     """Seconds the KV is held for a resend."""
+    trace: PromptTrace | None = None
+    """What was kept, when the request asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import KvManifest
 from shared.types.model_identity import ModelIdentity
 from shared.types.sampling import SampledToken
+from shared.types.trace import PromptTrace
 
 
 class Parcel:
@@ -33,6 +34,7 @@ class Parcel:
         self.plan = plan
         self.slab = slab
         self.completed_at = 0.0
+        self.trace: PromptTrace | None = None
         self._model = model
         self._first_tokens: tuple[SampledToken, ...] = ()
         self._complete = asyncio.Event()
@@ -51,6 +53,7 @@ class Parcel:
             whole_layers=sum(layout == 0 for layout in self.plan.slab.layer_layouts),
             slab_bytes=self.plan.slab.total_bytes,
             max_new_tokens=self.request.stop.max_tokens,
+            num_branches=self.request.num_branches,
         )
 
     @property
@@ -59,9 +62,16 @@ class Parcel:
         penalised = self.request.sampling.repetition_penalty != 1.0
         return self.request.token_ids if penalised else ()
 
-    def finish(self, first_tokens: tuple[SampledToken, ...], *, plan: PromptPlan) -> None:
-        """The prompt is computed, as `plan` says."""
+    def finish(
+        self,
+        first_tokens: tuple[SampledToken, ...],
+        *,
+        plan: PromptPlan,
+        trace: PromptTrace | None = None,
+    ) -> None:
+        """The prompt is computed, as `plan` and, when it was asked for, `trace` say."""
         self.plan = plan
+        self.trace = trace
         self._first_tokens = first_tokens
         self.completed_at = time.monotonic()
         self._complete.set()

@@ -39,7 +39,9 @@ class ReserveTerms:
     slab_bytes: int
     """Bytes of the landing slab."""
     max_new_tokens: int
-    """Tokens that will be generated at most."""
+    """Tokens that each answer will have at most."""
+    num_branches: int = 1
+    """Answers that share the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from shared.wire.worker import worker_info_to_pb
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 """Full name, for health and reflection."""
 
-CAPABILITIES = ("claa", "resend", "forced_first_token")
+CAPABILITIES = ("claa", "resend", "forced_first_tokens", "branches")
 """What this version can do beyond the first one's contract."""
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -64,7 +64,7 @@ class DecodeClient:
             whole_layers=terms.whole_layers,
             slab_bytes=terms.slab_bytes,
             max_new_tokens=terms.max_new_tokens,
-            num_branches=1,
+            num_branches=terms.num_branches,
         )
         stub = await self._stub(target.address)
         answer = await _translated(stub.Reserve(request, timeout=self._timeout_s))

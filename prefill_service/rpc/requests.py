@@ -10,7 +10,7 @@ from shared.types.effective import effective_sparsity
 from shared.types.methods import SparsityParams
 from shared.wire.identity import handoff_from_pb
 from shared.wire.options import options_from_pb
-from shared.wire.sampling import sampling_from_pb, stop_from_pb
+from shared.wire.sampling import branches_from_pb, sampling_from_pb, stop_from_pb
 
 MAX_TARGETS = 64
 """Decode workers that one request may name."""
@@ -39,19 +39,13 @@ def prompt_from_pb(message: prefill_pb2.PrefillRequest, *, limits: ModelLimits) 
     key = handoff_from_pb(message.handoff)
     token_ids = tuple(message.token_ids)
     _check_prompt(token_ids, limits)
-    if message.num_branches > 1:
-        raise InvalidRequestError(
-            f"{message.num_branches} answers were asked for: this worker samples one first token a "
-            "request; send n requests with n of 1",
-            param="n",
-        )
+    num_branches = branches_from_pb(message.num_branches)
     sampling = sampling_from_pb(message.sampling)
     stop = stop_from_pb(message.stop)
     _check_ids((token for token, _ in sampling.logit_bias), limits, param="logit_bias")
     _check_ids(stop.token_ids, limits, param="stop_token_ids")
-    forced = message.forced_first_token if message.HasField("forced_first_token") else None
-    if forced is not None:
-        _check_ids((forced,), limits, param="forced_first_token")
+    forced = tuple(message.forced_first_tokens)
+    _check_forced(forced, limits, num_branches=num_branches)
     options = options_from_pb(message.options)
     effective_sparsity(limits.sparsity, options, num_layers=limits.num_layers)
     return PromptRequest(
@@ -62,7 +56,8 @@ def prompt_from_pb(message: prefill_pb2.PrefillRequest, *, limits: ModelLimits) 
         options=options,
         targets=targets_from_pb(message.targets),
         deadline_s=message.deadline_ms / 1000 if message.deadline_ms else None,
-        forced_first_token=forced,
+        num_branches=num_branches,
+        forced_first_tokens=forced,
     )
 
 
@@ -104,6 +99,16 @@ def _check_prompt(token_ids: tuple[int, ...], limits: ModelLimits) -> None:
             param="prompt",
         )
     _check_ids(token_ids, limits, param="prompt")
+
+
+def _check_forced(token_ids: tuple[int, ...], limits: ModelLimits, *, num_branches: int) -> None:
+    if token_ids and len(token_ids) != num_branches:
+        raise InvalidRequestError(
+            f"{len(token_ids)} first tokens were forced on {num_branches} answers; send one each, "
+            "or none",
+            param="forced_first_tokens",
+        )
+    _check_ids(token_ids, limits, param="forced_first_tokens")
 
 
 def _check_ids(token_ids: Iterable[int], limits: ModelLimits, *, param: str) -> None:

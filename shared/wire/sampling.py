@@ -8,6 +8,8 @@ from shared.wire.checks import number
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_BIAS = 100.0
+MAX_BRANCHES = 128
+"""Answers to one prompt that a request may ask for: OpenAI's own limit."""
 
 _FINISH = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -111,6 +113,20 @@ def stop_from_pb(message: common_pb2.StopConditions) -> StopConditions:
         token_ids=tuple(message.token_ids),
         strings=tuple(message.strings),
     )
+
+
+def branches_from_pb(count: int) -> int:
+    """How many answers share a prompt; 0 on the wire means one.
+
+    Raises:
+        InvalidRequestError: more than any request may ask for.
+    """
+    if count > MAX_BRANCHES:
+        raise InvalidRequestError(
+            f"{count} answers to one prompt were asked for, more than {MAX_BRANCHES}; lower n",
+            param="n",
+        )
+    return max(1, count)
 
 
 def token_to_pb(token: SampledToken) -> common_pb2.SampledToken:

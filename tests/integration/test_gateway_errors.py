@@ -91,7 +91,9 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "invalid_value",
     ),
     ({"messages": USER, "tandem": 5}, "tandem", "invalid_value"),
-    ({"messages": USER, "n": 2}, "n", "unsupported_parameter"),
+    ({"messages": USER, "n": 0}, "n", "invalid_value"),
+    ({"messages": USER, "n": 17}, "n", "invalid_value"),
+    ({"messages": USER, "n": 129}, "n", "invalid_value"),
     ({"messages": USER, "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     (
         {"messages": USER, "response_format": {"type": "json_object"}},
@@ -119,7 +121,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),
     ({"prompt": "a", "best_of": 3}, "best_of", "unsupported_parameter"),
     ({"prompt": "a", "logprobs": 6}, "logprobs", "invalid_value"),
-    ({"prompt": ["a", "b"], "stream": True}, "prompt", "unsupported_parameter"),
+    ({"prompt": "a", "n": 2, "best_of": 3}, "best_of", "unsupported_parameter"),
+    ({"prompt": ["a", "b"], "n": 17, "stream": True}, "n", "invalid_value"),
 ]
 
 

@@ -198,7 +198,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"token_ids": []}, InvalidRequestError, "prompt"),
     ({"token_ids": [1, 512]}, InvalidRequestError, "prompt"),
     ({"token_ids": [1] * 1024}, ContextLengthError, "prompt"),
-    ({"num_branches": 2}, InvalidRequestError, "n"),
+    ({"num_branches": 129}, InvalidRequestError, "n"),
     ({"targets": []}, InvalidRequestError, "targets"),
     ({"targets": [{"address": "nowhere"}]}, InvalidRequestError, "targets"),
     ({"handoff": {"handoff_id": "", "attempt": 1}}, InvalidRequestError, "handoff"),
@@ -213,7 +213,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"options": {"page_budget": 5}}, InvalidRequestError, "tandem.page_budget"),
     ({"options": {"recency_pages": 63}}, InvalidRequestError, "tandem.page_budget"),
     ({"options": {"recency_pages": 0}}, InvalidRequestError, "tandem.recency_pages"),
-    ({"forced_first_token": 512}, InvalidRequestError, "forced_first_token"),
+    ({"forced_first_tokens": [512]}, InvalidRequestError, "forced_first_tokens"),
+    ({"forced_first_tokens": [5, 6]}, InvalidRequestError, "forced_first_tokens"),
 ]
 
 

@@ -114,7 +114,7 @@ async def test_first_token_does_not_wait_for_the_commit(worker: Worker, peer: De
 
 
 async def test_forced_first_token_is_passed_on(worker: Worker, peer: DecodePeer) -> None:
-    request = prompt_request(prompt_ids(60), [peer], forced_first_token=77)
+    request = prompt_request(prompt_ids(60), [peer], forced_first_tokens=[77])
     events = await worker.run(request)
     assert [t.token_id for t in events[-2].tokens] == [77]
     adopted = peer.adopted[HandoffKey(request.handoff.handoff_id, 1)]

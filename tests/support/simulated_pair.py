@@ -37,7 +37,7 @@ class SimulatedPrefill(SimulatedWorker):
 class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
     def __init__(self, worker: SimulatedWorker) -> None:
         self._worker = worker
-        self._held: dict[tuple[str, int], list[int]] = {}
+        self._held: dict[tuple[str, int], tuple[list[int], int]] = {}
 
     async def Prefill(  # noqa: N802
         self, request: prefill_pb2.PrefillRequest, context: Any
@@ -64,10 +64,11 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         sampling = sampling_from_pb(request.sampling)
         simulation.sampling.append(sampling)
         simulation.options.append(options_from_pb(request.options))
-        forced = request.forced_first_token if request.HasField("forced_first_token") else None
-        first = simulation.token(prompt, 0, sampling.logprobs)
-        if forced is not None:
-            first = SampledToken(token_id=forced)
+        branches = range(max(1, request.num_branches))
+        firsts = [simulation.token(prompt, 0, sampling.logprobs, branch=b) for b in branches]
+        if request.forced_first_tokens:
+            assert len(request.forced_first_tokens) == len(branches)
+            firsts = [SampledToken(token_id=t) for t in request.forced_first_tokens]
         started = prefill_pb2.PrefillStarted(queue_seconds=0.001)
         started.pruning.kept_tokens = max(1, len(prompt) // 2)
         started.pruning.pruned = True
@@ -78,7 +79,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
             (
                 "first_token",
                 prefill_pb2.PrefillResponse(
-                    first_tokens=prefill_pb2.FirstTokens(tokens=[token_to_pb(first)])
+                    first_tokens=prefill_pb2.FirstTokens(tokens=[token_to_pb(t) for t in firsts])
                 ),
             ),
         )
@@ -92,13 +93,13 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         if isinstance(action, FailEvent):
             yield prefill_pb2.PrefillResponse(failed=error_to_pb(action.error))
             return
-        self._held[_name(request.handoff)] = prompt
+        self._held[_name(request.handoff)] = prompt, len(branches)
         action = await plan.reach("delivery", context)
         if isinstance(action, FailEvent):
             yield prefill_pb2.PrefillResponse(failed=error_to_pb(action.error))
             return
         try:
-            sealed = await self._deliver(request.handoff, prompt, request.targets)
+            sealed = await self._deliver(request.handoff, prompt, request.targets, len(branches))
         except TandemError as error:
             yield prefill_pb2.PrefillResponse(failed=error_to_pb(error))
             return
@@ -109,6 +110,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         handoff: common_pb2.HandoffKey,
         prompt: list[int],
         targets: Sequence[prefill_pb2.DecodeTarget],
+        branches: int,
     ) -> prefill_pb2.PrefillSealed:
         """Reserves on the first target that grants, and commits."""
         reached = False
@@ -116,7 +118,9 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
             async with open_channel(target.address) as channel:
                 stub = decode_pb2_grpc.DecodeServiceStub(channel)
                 try:
-                    answer = await stub.Reserve(decode_pb2.ReserveRequest(handoff=handoff))
+                    answer = await stub.Reserve(
+                        decode_pb2.ReserveRequest(handoff=handoff, num_branches=branches)
+                    )
                 except grpc.aio.AioRpcError:
                     continue
                 reached = True
@@ -145,13 +149,14 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         self, request: prefill_pb2.ResendRequest, context: Any
     ) -> prefill_pb2.ResendResponse:
         self._worker.simulation.record(self._worker.worker_id, "Resend", request.handoff)
-        prompt = self._held.get(_name(request.handoff))
-        if prompt is None:
+        held = self._held.get(_name(request.handoff))
+        if held is None:
             raise HandoffError("nothing is held under this name; start again")
+        prompt, branches = held
         handoff = common_pb2.HandoffKey(
             handoff_id=request.handoff.handoff_id, attempt=request.new_attempt
         )
-        sealed = await self._deliver(handoff, prompt, request.targets)
+        sealed = await self._deliver(handoff, prompt, request.targets, branches)
         return prefill_pb2.ResendResponse(sealed=sealed)
 
     async def Renew(  # noqa: N802
@@ -187,11 +192,13 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
     def __init__(self, worker: SimulatedWorker) -> None:
         self._worker = worker
         self._adopted: dict[tuple[str, int], list[int]] = {}
+        self._branches: dict[tuple[str, int], set[int]] = {}
 
     async def Reserve(  # noqa: N802
         self, request: decode_pb2.ReserveRequest, context: Any
     ) -> decode_pb2.ReserveResponse:
         self._worker.simulation.record(self._worker.worker_id, "Reserve", request.handoff)
+        self._branches[_name(request.handoff)] = set(range(max(1, request.num_branches)))
         action = await self._worker.plan.reach("reserve", context)
         if isinstance(action, FailEvent):
             busy = decode_pb2.DecodeBusy(retry_after_ms=100, reason="pages_full")
@@ -226,9 +233,11 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
         self, request: decode_pb2.DecodeRequest, context: Any
     ) -> AsyncIterator[decode_pb2.DecodeResponse]:
         plan, simulation = self._worker.plan, self._worker.simulation
-        prompt = self._adopted.pop(_name(request.handoff), None)
-        if prompt is None:
+        prompt = self._adopted.get(_name(request.handoff))
+        waiting = self._branches.get(_name(request.handoff), set())
+        if prompt is None or request.branch not in waiting:
             raise ManifestError("this handoff was never adopted here; send it again")
+        waiting.remove(request.branch)
         await plan.reach("accepted", context)
         accepted = decode_pb2.DecodeAccepted(worker_id=self._worker.worker_id)
         yield decode_pb2.DecodeResponse(accepted=accepted)
@@ -243,7 +252,7 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
                 yield _finished(FinishReason.ERROR, index, error=action.error)
                 return
             await asyncio.sleep(simulation.token_delay_s)
-            token = simulation.token(prompt, index, sampling.logprobs)
+            token = simulation.token(prompt, index, sampling.logprobs, branch=request.branch)
             ending.push(token.token_id)
             batch = decode_pb2.TokenBatch(tokens=[token_to_pb(token)])
             yield decode_pb2.DecodeResponse(tokens=batch)

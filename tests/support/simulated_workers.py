@@ -97,6 +97,8 @@ class Simulation:
     def __init__(self, tokenizer: Tokenizer, *, answer: Answer, max_model_len: int = 1024) -> None:
         self.tokenizer = tokenizer
         self.answer = answer
+        self.answers: list[list[int]] = []
+        """Answers of the first branches, when they shall differ."""
         self.max_model_len = max_model_len
         self.calls: list[Call] = []
         self.sampling: list[SamplingParams] = []
@@ -118,9 +120,11 @@ class Simulation:
             while method not in self.methods(worker_id):  # noqa: ASYNC110 - calls are a plain list
                 await asyncio.sleep(0.01)
 
-    def token(self, prompt: Sequence[int], index: int, logprobs: int | None) -> SampledToken:
-        """Token `index` of the answer."""
-        ids = self.answer(prompt)
+    def token(
+        self, prompt: Sequence[int], index: int, logprobs: int | None, *, branch: int = 0
+    ) -> SampledToken:
+        """Token `index` of one answer."""
+        ids = self.answers[branch] if branch < len(self.answers) else self.answer(prompt)
         token_id = ids[index % len(ids)]
         if logprobs is None:
             return SampledToken(token_id=token_id)
