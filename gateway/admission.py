@@ -1,51 +1,123 @@
-"""Who may enter: a bound on the prompt tokens that wait for prefill."""
+"""Who may enter: bounds on the prompts that wait for prefill, in tokens, in number and in time."""
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from gateway.principal import ANONYMOUS, Principal
 from shared.errors import OverloadedError, UnavailableError
 
 _MIN_RETRY_S = 1.0
 _MAX_RETRY_S = 30.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What is known about a prompt that wants to enter."""
+
+    ahead_tokens: int = 0
+    """Prompt tokens that are served before it, by the order of the queue."""
+    remaining_s: float = float("inf")
+    """Time that its request has left, in seconds."""
+
+
 class Ticket:
     """One request's share of the queue; leaving twice is fine."""
 
-    def __init__(self, tokens: int, leave: Callable[[int], None]) -> None:
+    def __init__(self, tokens: int, *, key_id: str, leave: Callable[["Ticket"], None]) -> None:
         self.tokens = tokens
-        self._leave: Callable[[int], None] | None = leave
+        self.key_id = key_id
+        self._leave: Callable[[Ticket], None] | None = leave
 
     def leave(self) -> None:
         """Gives the share back: the prefill started, or the request is over."""
         if self._leave is not None:
-            self._leave(self.tokens)
+            self._leave(self)
             self._leave = None
 
 
 class Admission:
-    """Counts waiting prompt tokens; one prompt may always wait alone, however long it is.
+    """Counts prompts from their arrival to the start of their prefill, wherever they wait.
+
+    One prompt of each key may always wait, however long it is: no key is kept out by the load of
+    another one.
 
     Args:
-        limit_tokens: bound of the sum.
-        tokens_per_second: current prefill speed for the retry hint; 0 when unknown.
+        limit_tokens: bound of their tokens.
+        max_requests: bound of their number.
+        max_wait_s: nobody enters who would wait longer, as far as the speed is known.
+        tokens_per_second: current prefill speed of all workers; 0 when unknown.
+        clock: monotonic seconds.
     """
 
     def __init__(
-        self, limit_tokens: int, *, tokens_per_second: Callable[[], float] = lambda: 0.0
+        self,
+        limit_tokens: int,
+        *,
+        max_requests: int = 1024,
+        max_wait_s: float = float("inf"),
+        tokens_per_second: Callable[[], float] = lambda: 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit = limit_tokens
+        self._max_requests = max_requests
+        self.max_wait_s = max_wait_s
         self._speed = tokens_per_second
+        self._clock = clock
+        self._tickets: dict[Ticket, None] = {}
+        self._by_key: dict[str, int] = {}
         self.queued_tokens = 0
-        self.queued_requests = 0
         self.draining = False
 
-    def enter(self, tokens: int) -> Ticket:
+    @property
+    def queued_requests(self) -> int:
+        """Requests that wait."""
+        return len(self._tickets)
+
+    def enter(
+        self, tokens: int, *, principal: Principal = ANONYMOUS, waiting: Waiting | None = None
+    ) -> Ticket:
         """Lets a prompt wait.
 
         Raises:
-            OverloadedError: too many tokens wait already.
+            OverloadedError: too much waits already, or this one could not be served in time.
             UnavailableError: the gateway is shutting down.
         """
+        self._refuse_when_draining()
+        key_id = principal.key_id
+        if key_id in self._by_key:
+            self._check_room(tokens)
+        self._check_wait(tokens, waiting if waiting is not None else Waiting())
+        ticket = Ticket(tokens, key_id=key_id, leave=self._left)
+        self._tickets[ticket] = None
+        self._by_key[key_id] = self._by_key.get(key_id, 0) + 1
+        self.queued_tokens += tokens
+        return ticket
+
+    def refuse_if_full(self, principal: Principal) -> None:
+        """Spares the work of reading a prompt that no length of could enter.
+
+        Raises:
+            OverloadedError: there is room for nothing.
+            UnavailableError: the gateway is shutting down.
+        """
+        self._refuse_when_draining()
+        if principal.key_id in self._by_key:
+            self._check_room(1)
+
+    def retry_after(self, tokens: int) -> float:
+        """Seconds until `tokens` find room at the present speed, within 1 and 30."""
+        excess = self.queued_tokens + tokens - self._limit
+        too_many = len(self._tickets) + 1 - self._max_requests
+        freed = 0
+        # Prompts start whole, about in order of arrival.
+        for left, ticket in enumerate(self._tickets):
+            if freed >= excess and left >= too_many:
+                break
+            freed += ticket.tokens
+        return self._bounded(freed)
+
+    def _refuse_when_draining(self) -> None:
         if self.draining:
             raise UnavailableError(
                 "this gateway is shutting down and takes no new requests; send it again, "
@@ -53,22 +125,44 @@ class Admission:
                 code="draining",
                 retry_after_s=_MIN_RETRY_S,
             )
-        if self.queued_requests and self.queued_tokens + tokens > self._limit:
+
+    def _check_room(self, tokens: int) -> None:
+        if self.queued_tokens + tokens > self._limit:
             raise OverloadedError(
                 f"{self.queued_tokens} prompt tokens already wait for prefill and this request has "
                 f"{tokens}, over the limit of {self._limit}: the load is above the prefill "
                 "capacity; wait as told by retry-after, or add prefill workers",
-                retry_after_s=self._retry_after(),
+                retry_after_s=self.retry_after(tokens),
             )
-        self.queued_tokens += tokens
-        self.queued_requests += 1
-        return Ticket(tokens, self._left)
+        if len(self._tickets) >= self._max_requests:
+            raise OverloadedError(
+                f"{len(self._tickets)} requests already wait for prefill, the limit: the load is "
+                "above the prefill capacity; wait as told by retry-after, or add prefill workers",
+                retry_after_s=self.retry_after(tokens),
+            )
 
-    def _left(self, tokens: int) -> None:
-        self.queued_tokens -= tokens
-        self.queued_requests -= 1
-
-    def _retry_after(self) -> float:
+    def _check_wait(self, tokens: int, waiting: Waiting) -> None:
+        """Only what others need counts: a prompt that nobody is ahead of is always tried."""
         speed = self._speed()
-        estimate = self.queued_tokens / speed if speed > 0 else _MIN_RETRY_S
+        if speed <= 0 or waiting.ahead_tokens <= 0:
+            return
+        wait, longest = waiting.ahead_tokens / speed, min(self.max_wait_s, waiting.remaining_s)
+        if wait > longest:
+            raise OverloadedError(
+                f"{waiting.ahead_tokens} prompt tokens are ahead of this request's {tokens} and "
+                f"take about {wait:.1f} s at the present speed, more than the {longest:.1f} s that "
+                "it may wait; send it again as told by retry-after, or add prefill workers",
+                retry_after_s=self._bounded((wait - longest) * speed),
+            )
+
+    def _bounded(self, tokens: float) -> float:
+        speed = self._speed()
+        estimate = tokens / speed if speed > 0 else _MIN_RETRY_S
         return min(_MAX_RETRY_S, max(_MIN_RETRY_S, estimate))
+
+    def _left(self, ticket: Ticket) -> None:
+        del self._tickets[ticket]
+        self.queued_tokens -= ticket.tokens
+        self._by_key[ticket.key_id] -= 1
+        if not self._by_key[ticket.key_id]:
+            del self._by_key[ticket.key_id]

@@ -20,6 +20,8 @@ from gateway.clients.control import ControlClient
 from gateway.clients.decode import DecodeClient
 from gateway.clients.prefill import PrefillClient
 from gateway.config import GatewayConfig
+from gateway.dispatcher import Dispatcher
+from gateway.entrance import Entrance
 from gateway.intake import Intake, IntakeLimits, Naming
 from gateway.live_traffic import LiveTraffic
 from gateway.observer import RequestObserver
@@ -27,7 +29,12 @@ from gateway.observers import Observers
 from gateway.page.assets import load_assets
 from gateway.pipeline import Pipeline
 from gateway.prober import Prober
+from gateway.quotas.base import Limits, QuotaStore
+from gateway.quotas.local import LocalQuotas
+from gateway.quotas.quotas import Quotas
+from gateway.quotas.shared import SharedQuotas, SharedSettings
 from gateway.recorder import Recorder
+from gateway.retry_budget import RetryBudget, RetryPolicy
 from gateway.routes.admin import AdminRoutes
 from gateway.routes.generate import GenerateRoutes
 from gateway.routes.models import ModelRoutes
@@ -35,6 +42,7 @@ from gateway.routes.operations import OperationRoutes
 from gateway.routes.page import PageRoutes
 from gateway.routes.table import rest_app
 from gateway.rpc.inference import SERVICE_NAME, InferenceServicer
+from gateway.service_rate import ServiceRate
 from gateway.workers import DECODE, PREFILL, Workers
 from shared.config.version import package_version
 from shared.discovery.base import Discovery
@@ -81,9 +89,19 @@ class Gateway:
                 failures=config.breaker_failures, cooldown_s=config.breaker_cooldown_s
             ),
         )
-        self._admission = Admission(config.queue_tokens)
         self._registry = CollectorRegistry()
         self._metrics = GatewayMetrics(self._registry)
+        rate = ServiceRate(self.workers.taking_prompts)
+        self._admission = Admission(
+            config.queue_tokens,
+            max_requests=config.queue_requests,
+            max_wait_s=config.queue_wait_s,
+            tokens_per_second=lambda: rate.tokens_per_second,
+        )
+        self._dispatcher = Dispatcher(
+            config.worker_prompt_tokens, workers=self.workers.taking_prompts, rate=rate
+        )
+        self._quotas = self._make_quotas()
         self._traffic = LiveTraffic()
         self._admin_routes: AdminRoutes | None = None
         self._health_metrics = BuildMetrics(self._registry)
@@ -102,6 +120,7 @@ class Gateway:
         if tokenizer.chat_template is None:
             _log.warning("the model has no chat template: /v1/chat/completions will answer 400")
         await self._discovery.start()
+        await self._quotas.start()
         observer = Observers(Recorder(self._metrics), self._traffic)
         intake = self._make_intake(tokenizer)
         self._pipeline = Pipeline(
@@ -112,10 +131,15 @@ class Gateway:
                 background=self._background,
                 prober=Prober(self.workers),
             ),
-            admission=self._admission,
+            entrance=Entrance(self._admission, dispatcher=self._dispatcher, quotas=self._quotas),
             tokenizer=tokenizer,
             observer=observer,
-            max_retries=self._config.max_retries,
+            retries=RetryPolicy(
+                per_request=self._config.max_retries,
+                budget=RetryBudget(
+                    self._config.retry_budget, on_denied=self._metrics.retries_denied.inc
+                ),
+            ),
         )
         self._servers = await self._open(intake, self._pipeline, observer)
         self._health_metrics.build_info.labels(
@@ -163,6 +187,7 @@ class Gateway:
             servers = self._servers
             await asyncio.gather(servers.rest.stop(), servers.grpc.stop(), servers.admin.stop())
         await self._background.close(timeout_s=_BACKGROUND_S)
+        await self._quotas.close()
         await self._discovery.close()
         await self._channels.close()
 
@@ -187,6 +212,20 @@ class Gateway:
             fetch=ControlClient(self._channels).fetch_card,
             settings=StaticSettings(refresh_s=config.poll_interval_s),
         )
+
+    def _make_quotas(self) -> Quotas:
+        config = self._config
+        store: QuotaStore = LocalQuotas()
+        if config.redis_url:
+            store = SharedQuotas(
+                SharedSettings(url=config.redis_url),
+                on_fallback=self._metrics.quota_fallbacks.inc,
+            )
+        defaults = Limits(
+            requests=config.key_requests_per_minute or None,
+            tokens=config.key_tokens_per_minute or None,
+        )
+        return Quotas(store, defaults=defaults)
 
     def _model_folder(self) -> Path:
         config = self._config
@@ -273,6 +312,8 @@ class Gateway:
 
     async def _keep_health(self, server: RpcServer) -> None:
         while True:
+            # Workers that came may take what waits; without any, nobody waits in vain.
+            self._dispatcher.poke()
             await server.health.set_ready(self.readiness().ready)
             await asyncio.sleep(_HEALTH_PERIOD_S)
 
@@ -285,6 +326,7 @@ class Gateway:
         return {
             "discovery": "redis" if self._config.redis_url else "static",
             "registry": "degraded" if self.workers.degraded else "ok",
+            "quotas": self._quotas.state,
             "workers": self.workers.describe(),
         }
 

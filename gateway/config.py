@@ -40,7 +40,20 @@ class GatewayConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body, in bytes; more is 413."""
     queue_tokens: int = 131_072
-    """Prompt tokens that may wait for their prefill to start; more is 429."""
+    """Prompt tokens that may wait for their prefill to start; more is 429. One prompt a key always
+    may, however long it is."""
+    queue_requests: int = 1024
+    """Requests that may wait for their prefill to start; more is 429."""
+    queue_wait_s: float = 60.0
+    """Longest wait for a prefill worker, in seconds; who would wait longer gets 429 at once."""
+    worker_prompt_tokens: int = 16_384
+    """Prompt tokens sent to one prefill worker before others wait in the gateway, where keys take
+    fair turns; two prompts are always sent, so that no worker is idle."""
+    key_requests_per_minute: int = 0
+    """Requests that a key without a limit of its own may send in a minute; 0 is no limit. Without
+    keys all clients are one."""
+    key_tokens_per_minute: int = 0
+    """Prompt and answer tokens of such a key in a minute; 0 is no limit."""
     max_choices: int = 16
     """Answers to one prompt that a request may ask for (n), at most 128; more is 400."""
     request_timeout_s: float = 600.0
@@ -55,6 +68,8 @@ class GatewayConfig:
     """How long it stays out before one trial, in seconds; doubles up to a minute."""
     max_retries: int = 2
     """Attempts after the first one when a worker fails before its answer began."""
+    retry_budget: float = 0.1
+    """Share of the recent requests that may be tried again; ten in ten seconds always may."""
     drain_timeout_s: float = 30.0
     """Wait for running requests at shutdown, in seconds."""
     strict_params: bool = False
@@ -70,6 +85,9 @@ class GatewayConfig:
         positive = {
             "max_body_bytes": self.max_body_bytes,
             "queue_tokens": self.queue_tokens,
+            "queue_requests": self.queue_requests,
+            "queue_wait_s": self.queue_wait_s,
+            "worker_prompt_tokens": self.worker_prompt_tokens,
             "request_timeout_s": self.request_timeout_s,
             "keepalive_s": self.keepalive_s,
             "poll_interval_s": self.poll_interval_s,
@@ -83,5 +101,11 @@ class GatewayConfig:
                 )
         if not 1 <= self.max_choices <= MAX_BRANCHES:
             raise ConfigError(f"max_choices is {self.max_choices}; give 1 to {MAX_BRANCHES}")
-        if self.max_retries < 0:
-            raise ConfigError(f"max_retries is {self.max_retries}; give 0 or more")
+        for name in (
+            "max_retries",
+            "retry_budget",
+            "key_requests_per_minute",
+            "key_tokens_per_minute",
+        ):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give 0 or more")

@@ -13,6 +13,7 @@ from shared.errors import (
     ModelNotFoundError,
     OverloadedError,
     PermissionDeniedError,
+    RateLimitError,
     RequestTooLargeError,
     TandemError,
     UnavailableError,
@@ -27,6 +28,7 @@ _STATUSES: tuple[tuple[type[TandemError], int, str], ...] = (
     (InvalidRequestError, 400, "invalid_request_error"),
     (AuthenticationError, 401, "authentication_error"),
     (PermissionDeniedError, 403, "permission_error"),
+    (RateLimitError, 429, "rate_limit_error"),
     (OverloadedError, 429, "overloaded_error"),
     (UnavailableError, 503, "server_error"),
     (HandoffError, 502, "server_error"),
@@ -63,6 +65,9 @@ def reply_for(error: TandemError) -> ErrorReply:
 
 
 def _retry_headers(status: int, error: TandemError) -> dict[str, str]:
+    if isinstance(error, RateLimitError) and error.retry_after_s is None:
+        # Above the limit by itself: official clients would try it again and again.
+        return {"x-should-retry": "false"}
     if status in {429, 503}:
         wait = error.retry_after_s if error.retry_after_s is not None else DEFAULT_RETRY_S
         return {

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gateway.principal import Principal, current_principal
 from shared.types.options import RequestOptions
 from shared.types.page_summary import PageSummary
 from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
@@ -34,6 +35,8 @@ class GenerationJob:
     """Arrival, on the monotonic clock."""
     deadline: float
     """End of the request's time, on the monotonic clock."""
+    principal: Principal = field(default_factory=current_principal)
+    """Whose request it is: the caller of the task that makes the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,12 @@ from contextlib import aclosing
 
 import structlog
 
-from gateway.admission import Admission
 from gateway.answer import Answer
 from gateway.attempt import Attempt, Services
+from gateway.entrance import Entrance
 from gateway.job import Event, Finished, GenerationJob
 from gateway.observer import RequestObserver
+from gateway.retry_budget import RetryPolicy
 from gateway.run_state import RunState
 from shared.errors import (
     HandoffError,
@@ -35,26 +36,26 @@ class Pipeline:
 
     Args:
         services: workers and the calls to them.
-        admission: who may enter.
+        entrance: who may enter, and when.
         tokenizer: turns answers into text.
         observer: told what happens.
-        max_retries: attempts after the first.
+        retries: what failed attempts may be followed by.
     """
 
     def __init__(
         self,
         services: Services,
         *,
-        admission: Admission,
+        entrance: Entrance,
         tokenizer: Tokenizer,
         observer: RequestObserver,
-        max_retries: int,
+        retries: RetryPolicy,
     ) -> None:
         self._services = services
-        self._admission = admission
+        self._entrance = entrance
         self._tokenizer = tokenizer
         self._observer = observer
-        self._max_retries = max_retries
+        self._retries = retries
         self.running = InFlight()
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Event, None]:
@@ -67,7 +68,8 @@ class Pipeline:
         Raises:
             TandemError: the request was refused or failed; nothing follows.
         """
-        ticket = self._admission.enter(len(job.prompt_ids))
+        place = await self._entrance.enter(job)
+        self._retries.budget.request()
         state = RunState(
             job=job,
             # A client may use one request id twice; a handoff id must be unique.
@@ -75,12 +77,14 @@ class Pipeline:
             answers=tuple(
                 Answer(job, tokenizer=self._tokenizer, branch=b) for b in range(job.branches)
             ),
-            ticket=ticket,
+            place=place,
             observer=self._observer,
         )
         self.running.enter()
         try:
             finished: Finished | None = None
+            await self._entrance.wait(place, job)
+            state.report.phases_s["gateway_queue"] = place.waited_s
             async with aclosing(self._attempts(state)) as events:
                 async for event in events:
                     if isinstance(event, Finished) and event.last:
@@ -92,9 +96,16 @@ class Pipeline:
             raise
         finally:
             self.running.leave()
-            ticket.leave()
+            place.leave()
+            self._settle(state)
         assert finished is not None, "an attempt that ends without an error ends every answer"
         yield finished
+
+    def _settle(self, state: RunState) -> None:
+        """Charges the answer tokens, which may take a round trip, beside the end of the answer."""
+        tokens = sum(answer.completion_tokens for answer in state.answers)
+        work = self._entrance.answered(state.job, tokens=tokens)
+        self._services.background.spawn(work, name="charge answer tokens")
 
     async def _attempts(self, state: RunState) -> AsyncGenerator[Event, None]:
         failures = 0
@@ -117,13 +128,14 @@ class Pipeline:
             await asyncio.sleep(_BACKOFF_S * failures * random.uniform(0.5, 1.5))  # noqa: S311
 
     def _may_retry(self, state: RunState, error: TandemError, failures: int) -> bool:
-        if state.began_decode or failures > self._max_retries:
+        if state.began_decode or failures > self._retries.per_request:
             return False
-        if isinstance(error, HandoffError):
-            return failures == 1
-        if isinstance(error, OverloadedError):
-            return self._services.workers.has_alternative(avoid=state.avoid)
-        return True
+        if isinstance(error, HandoffError) and failures > 1:
+            return False
+        overloaded = isinstance(error, OverloadedError)
+        if overloaded and not self._services.workers.has_alternative(avoid=state.avoid):
+            return False
+        return self._retries.budget.take()
 
     def _blame(self, state: RunState, attempt: Attempt, error: TandemError) -> None:
         self._services.workers.failed(attempt.blamed.worker_id, error)

@@ -3,9 +3,9 @@
 import time
 from dataclasses import dataclass, field
 
-from gateway.admission import Ticket
 from gateway.answer import Answer
 from gateway.clients.events import DecodeFinished, PrefillStarted, Sealed
+from gateway.entrance import Place
 from gateway.job import Finished, GenerationJob, RequestReport, TextDelta
 from gateway.observer import RequestObserver
 from shared.errors import DeadlineError
@@ -23,7 +23,7 @@ class RunState:
     """Unique name of the handoff."""
     answers: tuple[Answer, ...]
     """Its texts, one a branch."""
-    ticket: Ticket
+    place: Place
     """Its place in the queue."""
     observer: RequestObserver
     """Told what happens."""
@@ -64,7 +64,7 @@ class RunState:
 
     def started(self, event: PrefillStarted) -> None:
         """The prompt's turn came."""
-        self.ticket.leave()
+        self.place.started()
         self.phase = "prefill"
         self.report.kept_tokens = event.kept_tokens
         self.report.phases_s["prefill_queue"] = event.queue_seconds
@@ -82,6 +82,7 @@ class RunState:
     def take_firsts(self, tokens: tuple[SampledToken, ...]) -> list[TextDelta]:
         """The first token of each answer, passed on once and in their order."""
         self.firsts = tokens
+        self.place.served()
         self._first_at = time.monotonic()
         self._last_at = dict.fromkeys(range(len(tokens)), self._first_at)
         self.report.ttft_s = self._first_at - self.job.arrived

@@ -99,6 +99,10 @@ class Workers:
             reason=self._policy,
         )
 
+    def taking_prompts(self) -> int:
+        """Number of prefill workers that take work; 0 as long as no request can be served."""
+        return 0 if self.missing() is not None else len(self._live(PREFILL))
+
     def has_alternative(self, *, avoid: set[str]) -> bool:
         """Whether another prefill worker than those in `avoid` takes work."""
         cards = self._discovery.cards(PREFILL)

@@ -9,6 +9,7 @@ TandemError
 ├── PermissionDeniedError      who is asking may not
 ├── ConfigError                a setting is wrong; the process does not start
 ├── ModelLoadError             weights, tokenizer or configuration cannot be read
+├── RateLimitError             the caller has used what its key may use; retry later
 ├── OverloadedError            no room now; retry later
 ├── UnavailableError           no worker, or it drains
 │   └── UnreachableError       nobody listens at its address
@@ -101,6 +102,12 @@ class ModelLoadError(TandemError):
     """A checkpoint cannot be read."""
 
     code: ClassVar[str] = "model_load_failed"
+
+
+class RateLimitError(TandemError):
+    """The caller has used what its key may use."""
+
+    code: ClassVar[str] = "rate_limit_exceeded"
 
 
 class OverloadedError(TandemError):

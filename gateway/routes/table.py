@@ -2,6 +2,7 @@
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from gateway.routes.admin import DRAIN, LIVE, WORKERS, AdminRoutes
@@ -10,6 +11,7 @@ from gateway.routes.generate import CHAT, COMPLETIONS, GenerateRoutes
 from gateway.routes.models import ModelRoutes
 from gateway.routes.operations import OperationRoutes
 from gateway.routes.page import PAGE, PAGE_FILES, PageRoutes
+from gateway.routes.quota_headers import QuotaHeaders
 from shared.errors import TandemError
 
 
@@ -41,6 +43,7 @@ def rest_app(
         routes += [Route(PAGE, page.index), Route(PAGE_FILES, page.file)]
     app = Starlette(
         routes=routes,
+        middleware=[Middleware(QuotaHeaders)],
         exception_handlers={
             HTTPException: on_http_exception,
             TandemError: on_exception,

@@ -61,13 +61,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self,
         request: inference_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - cancels arrive as CancelledError
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Streams accepted, deltas, a finished for each answer; errors have ErrorInfo."""
         origin = new_origin(current_request_id()[:_MAX_ID], _ENDPOINT)
         code, outcome = "CANCELLED", "cancelled"
         try:
-            job = await self._job(request, origin)
+            remaining_s = context.time_remaining()
+            job = _until(await self._job(request, origin), origin, remaining_s)
             yield _accepted(job)
             async with aclosing(self._pipeline.generate(job)) as events:
                 async for event in events:
@@ -177,6 +178,13 @@ def _sampling(request: inference_pb2.GenerateRequest, *, vocab_size: int) -> Sam
     for token_id, _ in params.logit_bias:
         check_token_id(token_id, vocab_size=vocab_size, param="logit_bias")
     return params if params.seed else replace(params, seed=draw_seed())
+
+
+def _until(job: GenerationJob, origin: Origin, remaining_s: float | None) -> GenerationJob:
+    """The job with the call's own deadline, when that is earlier."""
+    if remaining_s is None:
+        return job
+    return replace(job, deadline=min(job.deadline, origin.arrived + remaining_s))
 
 
 def _accepted(job: GenerationJob) -> inference_pb2.GenerateResponse:

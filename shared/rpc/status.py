@@ -39,6 +39,7 @@ _CODES: tuple[tuple[type[TandemError], grpc.StatusCode], ...] = (
     (errors.PermissionDeniedError, _Code.PERMISSION_DENIED),
     (errors.ConfigError, _Code.FAILED_PRECONDITION),
     (errors.ModelLoadError, _Code.FAILED_PRECONDITION),
+    (errors.RateLimitError, _Code.RESOURCE_EXHAUSTED),
     (errors.OverloadedError, _Code.RESOURCE_EXHAUSTED),
     (errors.UnavailableError, _Code.UNAVAILABLE),
     (errors.DeadlineError, _Code.DEADLINE_EXCEEDED),

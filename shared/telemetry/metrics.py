@@ -76,8 +76,16 @@ class GatewayMetrics:
         self.retries = Counter(
             "tandem_retries", "Attempts after the first", ["reason"], registry=registry
         )
+        self.retries_denied = Counter(
+            "tandem_retries_denied", "Retries that the retry budget forbade", registry=registry
+        )
         self.rejected = Counter(
             "tandem_rejected", "Requests turned away", ["reason"], registry=registry
+        )
+        self.quota_fallbacks = Counter(
+            "tandem_quota_fallbacks",
+            "Requests whose quota was judged by this gateway alone while Redis was lost",
+            registry=registry,
         )
 
     def _declare_latencies(self, registry: CollectorRegistry) -> None:
