@@ -32,6 +32,7 @@ from shared.config.version import package_version
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.errors import ConfigError
+from shared.grammar.compiler import GrammarCompiler
 from shared.kv.geometry import KvGeometry
 from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel, load_model
@@ -39,6 +40,7 @@ from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import admin_server
 from shared.telemetry.http_server import HttpServer
 from shared.telemetry.metrics import HealthMetrics, PrefillMetrics, TransferMetrics
+from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport.base import KvTransport, TransportContext
 from shared.transport.instrumented import InstrumentedTransport
 from shared.transport.registry import transport_registry
@@ -164,6 +166,7 @@ class PrefillApp:
             rpc.server,
             engine=parts.engine,
             limits=parts.limits,
+            grammars=parts.grammars,
             info=parts.info,
             start_drain=self.begin_drain,
         )
@@ -312,6 +315,7 @@ class _Parts:
             num_layers=model.config.num_layers,
             sparsity=loaded.profile.sparsity,
         )
+        self.grammars = GrammarCompiler(Tokenizer.from_folder(loaded.folder))
         self.runner = PrefillRunner(
             model, attention=attention.backend, chunk_tokens=config.chunk_tokens
         )

@@ -18,7 +18,13 @@ from decode_service.engine.scheduler import Row, Scheduler
 from decode_service.engine.sequence import Sequence
 from decode_service.engine.stop import StopVerdict
 from decode_service.engine.stream import Ending
-from shared.errors import DeadlineError, InternalError, TandemError, UnavailableError
+from shared.errors import (
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    TandemError,
+    UnavailableError,
+)
 from shared.types.sampling import FinishReason, SampledToken
 
 T = TypeVar("T")
@@ -220,7 +226,9 @@ class DecodeEngine:
 
     def _step_alone(self, batch: list[Row], error: Exception) -> list[tuple[Row, SampledToken]]:
         """Finds the rows that cannot be stepped and ends them; the others lose nothing."""
-        self._failed_steps += 1
+        if not isinstance(error, InvalidRequestError):
+            # What a request brought about itself says nothing of the engine.
+            self._failed_steps += 1
         if len(batch) == 1:
             self._end(batch[0], FinishReason.ERROR, error=_step_error(error))
             return []

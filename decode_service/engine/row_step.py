@@ -71,6 +71,8 @@ class RowStep:
         row.steps += 1
         row.draws += 1
         row.generated.append(token_id)
+        if row.matcher is not None:
+            row.matcher.accept(token_id)
 
     def _read_of(self, layer: int, selection: Selection) -> KvRead:
         """Layers of a group that share a choice share its places as well."""

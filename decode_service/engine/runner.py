@@ -99,9 +99,10 @@ class DecodeRunner:
 
         Raises:
             InternalError: a row's logits are not numbers, or every token of it is ruled out.
+            InvalidRequestError: a row's grammar became too complex to follow.
         """
         computed = self.forward(rows, observer=observer)
-        tokens = sample_rows(computed.logits_BV, [_draw_row(row) for row in rows])
+        tokens = sample_rows(computed.logits_BV, self._draw_rows(rows))
         computed.accept([token.token_id for token in tokens])
         return tokens
 
@@ -125,6 +126,10 @@ class DecodeRunner:
             values.index_copy_(0, write_slots[self._groups[index]], v_BGD)
             x_BE = layer.finish(x_BE, self._attend(index, steps, q_BHD, observer))
         return Computed(self._model.logits(x_BE), steps)
+
+    def _draw_rows(self, rows: list[Sequence]) -> list[DrawRow]:
+        vocab_size = self._model.config.vocab_size
+        return [_draw_row(row, vocab_size=vocab_size) for row in rows]
 
     def _attend(
         self,
@@ -176,7 +181,7 @@ class DecodeRunner:
         )
 
 
-def _draw_row(row: Sequence) -> DrawRow:
+def _draw_row(row: Sequence, *, vocab_size: int) -> DrawRow:
     return DrawRow(
         params=row.sampling,
         branch=row.branch,
@@ -184,4 +189,5 @@ def _draw_row(row: Sequence) -> DrawRow:
         prompt_ids=row.prompt_ids,
         generated_ids=row.generated,
         banned_ids=row.banned_ids(),
+        allowed_V=None if row.matcher is None else row.matcher.allowed(vocab_size),
     )

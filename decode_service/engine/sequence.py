@@ -10,6 +10,7 @@ from decode_service.engine.page_record import PageRecord
 from decode_service.sparsity.base import PagePolicy, RowFacts, RowPolicy
 from decode_service.sparsity.layouts import KvLayout
 from shared.errors import ManifestError
+from shared.grammar.matcher import TokenMatcher
 from shared.types.handoff import HandoffKey
 from shared.types.sampling import SamplingParams, StopConditions
 
@@ -79,6 +80,8 @@ class Sequence:
     """Generator draws made so far."""
     prompt_ids: tuple[int, ...] = ()
     """Prompt tokens, for the repetition penalty; may be empty when nothing needs them."""
+    matcher: TokenMatcher | None = None
+    """What the answer must conform to; it has accepted `generated`. None: anything."""
     force_sparse: bool = False
     """Select even where the budget covers every slot: a check of the sparse path."""
     steps: int = 0

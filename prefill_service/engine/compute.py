@@ -130,12 +130,15 @@ def first_tokens(logits_V: torch.Tensor, request: PromptRequest) -> tuple[Sample
     if request.forced_first_tokens:
         return tuple(SampledToken(token_id=token_id) for token_id in request.forced_first_tokens)
     banned = request.stop.token_ids if request.stop.min_tokens > 0 else ()
+    matcher = request.matcher
+    allowed_V = None if matcher is None else matcher.allowed(logits_V.shape[0])
     rows = [
         DrawRow(
             params=request.sampling,
             branch=branch,
             prompt_ids=request.token_ids,
             banned_ids=banned,
+            allowed_V=allowed_V,
         )
         for branch in range(request.num_branches)
     ]

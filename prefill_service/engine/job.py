@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shared.errors import TandemError
+from shared.grammar.matcher import TokenMatcher
 from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import PruningSummary
 from shared.types.options import RequestOptions
@@ -45,6 +46,8 @@ class PromptRequest:
     """Decode workers, best first; at least one."""
     deadline_s: float | None = None
     """Seconds left, or None."""
+    matcher: TokenMatcher | None = None
+    """What the answers must conform to, at their start; None: anything."""
     num_branches: int = 1
     """Answers to the prompt; each has a first token."""
     forced_first_tokens: tuple[int, ...] = ()

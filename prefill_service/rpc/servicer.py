@@ -3,6 +3,7 @@
 from __future__ import annotations  # grpc's generic types exist for the type checker only
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -13,6 +14,7 @@ from prefill_service.rpc.events import event_to_pb, sealed_to_pb
 from prefill_service.rpc.requests import ModelLimits, prompt_from_pb, targets_from_pb
 from protos.tandem.v1 import prefill_pb2, prefill_pb2_grpc
 from shared.errors import InvalidRequestError
+from shared.grammar.compiler import GrammarCompiler
 from shared.telemetry.logs import log_context
 from shared.wire.identity import handoff_from_pb, handoff_to_pb
 
@@ -28,17 +30,24 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     Args:
         engine: owns the prompts.
         limits: what requests must fit.
+        grammars: compiles what answers must conform to.
     """
 
-    def __init__(self, engine: PrefillEngine, *, limits: ModelLimits) -> None:
+    def __init__(
+        self, engine: PrefillEngine, *, limits: ModelLimits, grammars: GrammarCompiler
+    ) -> None:
         self._engine = engine
         self._limits = limits
+        self._grammars = grammars
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, _context: Context
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """Queues a prompt and streams its events; the last one is `sealed` or `failed`."""
         prompt = prompt_from_pb(request, limits=self._limits)
+        if request.grammar:
+            matcher = await self._grammars.compile(request.grammar)
+            prompt = replace(prompt, matcher=matcher)
         with log_context(handoff_id=prompt.key.handoff_id):
             job = self._engine.submit(prompt)
         try:

@@ -8,6 +8,7 @@ from prefill_service.rpc.control import ControlServicer, StartDrain
 from prefill_service.rpc.requests import ModelLimits
 from prefill_service.rpc.servicer import PrefillServicer
 from protos.tandem.v1 import control_pb2_grpc, prefill_pb2_grpc
+from shared.grammar.compiler import GrammarCompiler
 from shared.types.worker_info import WorkerInfo
 
 SERVICE_NAMES = (servicer.SERVICE_NAME, control.SERVICE_NAME)
@@ -19,6 +20,7 @@ def add_services(
     *,
     engine: PrefillEngine,
     limits: ModelLimits,
+    grammars: GrammarCompiler,
     info: WorkerInfo,
     start_drain: StartDrain,
 ) -> None:
@@ -28,11 +30,12 @@ def add_services(
         server: the server.
         engine: does the work.
         limits: what requests must fit.
+        grammars: compiles what answers must conform to.
         info: the worker.
         start_drain: begins a drain and returns at once.
     """
     prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
-        PrefillServicer(engine, limits=limits), server
+        PrefillServicer(engine, limits=limits, grammars=grammars), server
     )
     control_pb2_grpc.add_ControlServiceServicer_to_server(
         ControlServicer(engine, info=info, start_drain=start_drain), server

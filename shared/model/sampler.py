@@ -40,6 +40,8 @@ class DrawRow:
     """For all three penalties."""
     banned_ids: Sequence[int] = ()
     """Tokens that must not come now."""
+    allowed_V: npt.NDArray[np.bool_] | None = None
+    """The only tokens that may come now [V]; None: any."""
 
 
 def sample(  # noqa: PLR0913 - one name for each fact that a draw depends on
@@ -75,11 +77,17 @@ def sample_rows(logits_BV: Tensor, rows: Sequence[DrawRow]) -> list[SampledToken
         InternalError: some logits are not numbers, or every token of a row is ruled out.
     """
     assert logits_BV.shape[0] == len(rows)
-    if not all(_plain_greedy(row) for row in rows):
-        return [_sample_row(logits_BV[index], row) for index, row in enumerate(rows)]
-    best_B, token_B = logits_BV.max(dim=-1)
-    _check(best_B)
-    return [SampledToken(token_id=token) for token in token_B.tolist()]
+    plain = [index for index, row in enumerate(rows) if _plain_greedy(row)]
+    drawn: dict[int, SampledToken] = {}
+    if plain:
+        # Rows that ask for nothing else stay one operation, whatever the others of the batch ask.
+        best_P, token_P = (logits_BV if len(plain) == len(rows) else logits_BV[plain]).max(dim=-1)
+        _check(best_P)
+        drawn = {i: SampledToken(token_id=t) for i, t in zip(plain, token_P.tolist(), strict=True)}
+    return [
+        drawn[index] if index in drawn else _sample_row(logits_BV[index], row)
+        for index, row in enumerate(rows)
+    ]
 
 
 def uniform(*, seed: int, branch: int, draw: int) -> float:
@@ -121,11 +129,12 @@ def _plain_greedy(row: DrawRow) -> bool:
         and not p.logit_bias
         and p.logprobs is None
         and not row.banned_ids
+        and row.allowed_V is None
     )
 
 
 def _adjusted(logits_V: Tensor, row: DrawRow) -> Floats:
-    """Logits after penalties, bias and bans, float64."""
+    """Logits after penalties, bias, bans and the mask, float64."""
     p = row.params
     scores_V = logits_V.detach().double().cpu().numpy().copy()
     if p.repetition_penalty != 1.0:
@@ -138,6 +147,8 @@ def _adjusted(logits_V: Tensor, row: DrawRow) -> Floats:
     for token_id, bias in p.logit_bias:
         scores_V[token_id] += bias
     scores_V[np.array(row.banned_ids, dtype=np.int64)] = -np.inf
+    if row.allowed_V is not None:
+        scores_V[~row.allowed_V] = -np.inf
     _check(torch.tensor(scores_V.max()))
     return scores_V
 

@@ -46,6 +46,11 @@ class Tokenizer:
             token_id: token.content
             for token_id, token in backend.get_added_tokens_decoder().items()
         }
+        self._special_ids = {
+            token.content: token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        }
         self._longest = max((len(token) for token in backend.get_vocab()), default=1)
         self._byte_level = _byte_level_table() if _uses_byte_level(backend) else None
 
@@ -100,6 +105,15 @@ class Tokenizer:
         """
         batch = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         return batch[0].ids, batch[0].offsets
+
+    def to_json(self) -> str:
+        """The tokenizer as text, in the format of `tokenizer.json`."""
+        text: str = self._backend.to_str()
+        return text
+
+    def special_id(self, text: str) -> int | None:
+        """The id of a special token, which `decode` leaves out; None when `text` is none."""
+        return self._special_ids.get(text)
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the tokens in `text`, found without encoding it."""

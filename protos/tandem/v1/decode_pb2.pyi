@@ -473,12 +473,15 @@ class DecodeRequest(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     branch: _builtins.int
     """Branch of this stream, from 0; every branch has one stream, and ending it ends that branch alone."""
     first_token: _builtins.int
     """The branch's first token, as the client saw it."""
     deadline_ms: _builtins.int
     """Remaining time of the request, in milliseconds; 0 is none."""
+    grammar: _builtins.str
+    """The grammar that went with the prompt; the first token has to be within it. Empty: anything."""
     @_builtins.property
     def handoff(self) -> _common_pb2.HandoffKey:
         """The adopted handoff."""
@@ -505,10 +508,11 @@ class DecodeRequest(_message.Message):
         stop: _common_pb2.StopConditions | None = ...,
         options: _common_pb2.RequestOptions | None = ...,
         deadline_ms: _builtins.int = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "options", b"options", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "deadline_ms", b"deadline_ms", "first_token", b"first_token", "handoff", b"handoff", "options", b"options", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "deadline_ms", b"deadline_ms", "first_token", b"first_token", "grammar", b"grammar", "handoff", b"handoff", "options", b"options", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -123,6 +123,34 @@ class Conversation(_message.Message):
 Global___Conversation: _TypeAlias = Conversation  # noqa: Y015
 
 @_typing.final
+class ResponseFormat(_message.Message):
+    """The form of an answer, enforced token by token. An answer cut by max_tokens or a stop string may be incomplete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    json_object: _builtins.bool
+    """One JSON object, whatever is in it."""
+    json_schema: _builtins.str
+    """One JSON value that a JSON schema describes; the schema as JSON text."""
+    def __init__(
+        self,
+        *,
+        json_object: _builtins.bool = ...,
+        json_schema: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_object", "json_schema"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___ResponseFormat: _TypeAlias = ResponseFormat  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     """What to generate from, and how."""
 
@@ -139,6 +167,7 @@ class GenerateRequest(_message.Message):
     PROTECT_PARTS_FIELD_NUMBER: _builtins.int
     QUESTION_WINDOW_FIELD_NUMBER: _builtins.int
     NUM_ANSWERS_FIELD_NUMBER: _builtins.int
+    RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Served model name; empty takes the only one."""
     text: _builtins.str
@@ -173,6 +202,10 @@ class GenerateRequest(_message.Message):
     def protect_parts(self) -> _containers.RepeatedScalarFieldContainer[Global___PromptPart.ValueType]:
         """Parts of the conversation that are kept whatever their scores, beside options.protect."""
 
+    @_builtins.property
+    def response_format(self) -> Global___ResponseFormat:
+        """What the answers must be; unset: any text."""
+
     def __init__(
         self,
         *,
@@ -187,10 +220,11 @@ class GenerateRequest(_message.Message):
         protect_parts: _abc.Iterable[Global___PromptPart.ValueType] | None = ...,
         question_window: _builtins.bool = ...,
         num_answers: _builtins.int = ...,
+        response_format: Global___ResponseFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "options", b"options", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "options", b"options", "prompt", b"prompt", "response_format", b"response_format", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "ignore_eos", b"ignore_eos", "model", b"model", "num_answers", b"num_answers", "options", b"options", "prompt", b"prompt", "protect_parts", b"protect_parts", "question_window", b"question_window", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "ignore_eos", b"ignore_eos", "model", b"model", "num_answers", b"num_answers", "options", b"options", "prompt", b"prompt", "protect_parts", b"protect_parts", "question_window", b"question_window", "response_format", b"response_format", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["token_ids", "text", "conversation"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

@@ -60,10 +60,13 @@ class PrefillRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     NUM_BRANCHES_FIELD_NUMBER: _builtins.int
     FORCED_FIRST_TOKENS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     deadline_ms: _builtins.int
     """Remaining time of the request, in milliseconds; 0 is none."""
     num_branches: _builtins.int
     """Number of answers n; as many first tokens are sampled. 0 means 1."""
+    grammar: _builtins.str
+    """What every answer must conform to, its first token included: a grammar in the forms of llguidance. Empty: anything."""
     @_builtins.property
     def handoff(self) -> _common_pb2.HandoffKey:
         """Names the handoff."""
@@ -104,10 +107,11 @@ class PrefillRequest(_message.Message):
         deadline_ms: _builtins.int = ...,
         num_branches: _builtins.int = ...,
         forced_first_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "options", b"options", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "forced_first_tokens", b"forced_first_tokens", "handoff", b"handoff", "num_branches", b"num_branches", "options", b"options", "sampling", b"sampling", "stop", b"stop", "targets", b"targets", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "forced_first_tokens", b"forced_first_tokens", "grammar", b"grammar", "handoff", b"handoff", "num_branches", b"num_branches", "options", b"options", "sampling", b"sampling", "stop", b"stop", "targets", b"targets", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
