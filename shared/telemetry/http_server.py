@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from shared.telemetry.certificates import Certificates, server_context
+from shared.telemetry.http_protocol import BoundedHttpProtocol
 from shared.telemetry.ports import bind_socket, join_address
 
 KEEP_ALIVE_S = 75
@@ -38,14 +40,26 @@ class HttpServer:
         host: interface to bind.
         port: port, or 0 for a free one.
         grace_s: how long running requests may take after `stop`.
+        certificates: speak TLS with these; plain text without.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int, grace_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        port: int,
+        grace_s: float = 5.0,
+        certificates: Certificates | None = None,
+    ) -> None:
         self.host = host
         self.port = port
+        self._certificates = certificates
         self._server = _QuietServer(
             uvicorn.Config(
                 app,
+                http=BoundedHttpProtocol,
+                ws="none",
                 lifespan="off",
                 log_config=None,
                 log_level="warning",
@@ -70,6 +84,10 @@ class HttpServer:
         """
         sock = bind_socket(self.host, self.port)
         self.port = sock.getsockname()[1]
+        config = self._server.config
+        config.load()
+        if self._certificates is not None:
+            config.ssl = server_context(self._certificates)
         self._task = asyncio.create_task(self._server.serve(sockets=[sock]))
         answers = asyncio.create_task(self._server.answers.wait())
         await asyncio.wait({self._task, answers}, return_when=asyncio.FIRST_COMPLETED)
