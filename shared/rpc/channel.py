@@ -4,19 +4,27 @@ import grpc.aio
 
 from shared.rpc.interceptors import client_interceptors
 from shared.rpc.options import client_options
+from shared.rpc.tls import PeerTls, channel_credentials
 
 
-def open_channel(address: str, *, own_connection: bool = False) -> grpc.aio.Channel:
+def open_channel(
+    address: str, *, own_connection: bool = False, tls: PeerTls | None = None
+) -> grpc.aio.Channel:
     """A channel to `host:port` that hands the current request id on; close it when done.
-
-    The traffic is plain text: keep workers on loopback or on a private network.
 
     Args:
         address: host:port of a worker.
         own_connection: for bulk data; neither shares a connection nor carries a request id.
+        tls: speak mutual TLS; without, the traffic is plain text: keep workers on loopback or on a
+            private network then.
     """
-    return grpc.aio.insecure_channel(
-        address,
-        options=client_options(own_connection=own_connection),
-        interceptors=None if own_connection else client_interceptors(),
+    options = client_options(own_connection=own_connection)
+    interceptors = None if own_connection else client_interceptors()
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    if tls.name:
+        options.append(("grpc.ssl_target_name_override", tls.name))
+    credentials = channel_credentials(tls.certificates.current())
+    return grpc.aio.secure_channel(
+        address, credentials, options=options, interceptors=interceptors
     )

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from shared.errors import InternalError, InvalidRequestError, TandemError
 from shared.rpc.status import NEUTRAL_MESSAGE, abort_with, error_from_rpc
 from shared.telemetry.logs import log_context
+from shared.telemetry.spans import current_span
 
 REQUEST_ID_KEY = "x-request-id"
 """Metadata key, the same as the HTTP header."""
@@ -147,16 +148,23 @@ class ErrorInterceptor(AroundCalls):
                 raise  # ended already, or by a caller that has left: grpc tells them apart
             except InternalError as error:
                 _log.exception("internal error", method=details.method)
-                await abort_with(context, error)
+                await _end_with(context, error)
             except TandemError as error:
-                await abort_with(context, error)
+                await _end_with(context, error)
             except grpc.aio.AioRpcError as error:
-                await abort_with(context, error_from_rpc(error))
+                await _end_with(context, error_from_rpc(error))
             except Exception:  # noqa: BLE001  the border of the process: callers get a neutral text
                 _log.exception("unforeseen exception", method=details.method)
-                await abort_with(context, InternalError(NEUTRAL_MESSAGE))
+                await _end_with(context, InternalError(NEUTRAL_MESSAGE))
 
         return mapped
+
+
+async def _end_with(context: Context, error: TandemError) -> NoReturn:
+    span = current_span()
+    if span is not None:
+        span.fail(error.error_code)
+    await abort_with(context, error)
 
 
 _Continuation = Callable[[grpc.aio.ClientCallDetails, Any], Awaitable[Any]]

@@ -14,7 +14,11 @@ from shared.rpc.interceptors import (
     RequestIdInterceptor,
 )
 from shared.rpc.options import server_options
+from shared.rpc.tls import server_credentials
+from shared.telemetry.certificates import Certificates
+from shared.rpc.trace_interceptors import TraceInterceptor
 from shared.telemetry.ports import join_address, port_in_use_error
+from shared.telemetry.spans import QuietSource, SpanSource
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
 
@@ -66,7 +70,12 @@ class RpcServer:
 
 
 def build_server(
-    *, host: str, port: int, service_names: Sequence[str], with_reflection: bool = True
+    *,
+    host: str,
+    port: int,
+    service_names: Sequence[str],
+    with_reflection: bool = True,
+    spans: SpanSource | None = None,
 ) -> RpcServer:
     """A server bound to host:port (0 picks a free port); call it inside the running loop.
 
@@ -75,6 +84,7 @@ def build_server(
         port: port, or 0.
         service_names: full names of the services that will be added, for health and reflection.
         with_reflection: offer gRPC reflection.
+        spans: records traces; without, they are only handed on.
 
     Raises:
         ConfigError: code `port_in_use` when somebody else has the port.
@@ -85,22 +95,29 @@ def build_server(
         interceptors=[
             InFlightInterceptor(in_flight),
             RequestIdInterceptor(),
+            TraceInterceptor(spans or QuietSource()),
             ErrorInterceptor(),
+            *interceptors,
         ],
     )
-    bound = _bind(server, host, port)
+    bound = _bind(server, host, port, certificates)
     health = Health(service_names)
     health.add_to(server)
     if with_reflection:
         names = (*service_names, _HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-    if not host.startswith(_LOOPBACK):
-        _log.warning("grpc is plain text beyond loopback; keep it on a private network", host=host)
+    if certificates is None and not host.startswith(_LOOPBACK):
+        _log.warning("grpc is plain text beyond loopback; set certificates, or keep it on a private network", host=host)
     return RpcServer(server, host=host, port=bound, health=health, in_flight=in_flight)
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def _bind(
+    server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None
+) -> int:
+    address = join_address(host, port)
     try:
-        return server.add_insecure_port(join_address(host, port))
+        if certificates is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, server_credentials(certificates))
     except RuntimeError as error:
         raise port_in_use_error(host, port) from error

@@ -1,0 +1,39 @@
+"""Where a role's spans go: nowhere, or to a collector."""
+
+from urllib.parse import urlsplit
+
+from shared.errors import ConfigError
+from shared.telemetry.spans import QuietSource, Recorder, SpanSource
+
+
+def open_spans(recorder: Recorder, *, endpoint: str, sample_ratio: float) -> SpanSource:
+    """The source of a role: quiet without an endpoint, else one that sends spans by OTLP.
+
+    Args:
+        recorder: who records.
+        endpoint: URL of an OTLP/gRPC collector; https encrypts.
+        sample_ratio: share of the requests without a caller's decision that are recorded.
+
+    Raises:
+        ConfigError: the endpoint is no URL, the ratio is no share, or the extra is not installed.
+    """
+    if not 0.0 <= sample_ratio <= 1.0:
+        raise ConfigError(
+            f"otlp_sample_ratio is {sample_ratio}, but it is a share of requests; give 0 to 1"
+        )
+    if not endpoint:
+        return QuietSource()
+    url = urlsplit(endpoint)
+    if url.scheme not in {"http", "https"} or not url.hostname:
+        raise ConfigError(
+            f"otlp_endpoint {endpoint!r} is not the URL of a collector; give for example "
+            "http://localhost:4317 (OTLP over gRPC)"
+        )
+    try:
+        from shared.telemetry.otel import OtelSource, otlp_exporter  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise ConfigError(
+            "otlp_endpoint is set, but OpenTelemetry is not installed; install the extra "
+            "`tandem-llm[otel]`, or leave otlp_endpoint empty"
+        ) from error
+    return OtelSource(otlp_exporter(endpoint), recorder=recorder, sample_ratio=sample_ratio)
