@@ -129,7 +129,7 @@ class AdminRoutes:
 
     def _check_operator(self) -> None:
         principal = current_principal()
-        if principal.admin or (principal is ANONYMOUS and _is_loopback(self._host)):
+        if principal.admin and (principal is not ANONYMOUS or _is_loopback(self._host)):
             return
         raise PermissionDeniedError(
             "draining a worker needs an API key with admin rights; without keys only a gateway "

@@ -22,8 +22,8 @@ export async function runAnswer({ path, body, signal, onText = () => {} }) {
     const choice = chunk.choices[0];
     if (choice) {
       const piece = textOf(choice);
+      lastAt = performance.now();
       if (piece) {
-        lastAt = performance.now();
         result.ttft_ms ??= lastAt - started;
         result.text += piece;
         onText(piece);

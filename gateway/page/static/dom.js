@@ -26,10 +26,12 @@ function fill(node, attributes, children) {
 export function table(caption, columns, rows) {
   const cell = (value, tag) =>
     el(tag, { class: typeof value === "number" ? "number" : null }, value instanceof Node ? value : String(value));
+  const head = (name, index) =>
+    el("th", { scope: "col", class: typeof rows[0]?.[index] === "number" ? "number" : null }, name);
   return el(
     "table", {},
     el("caption", { class: "unseen" }, caption),
-    el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { scope: "col" }, name)))),
+    el("thead", {}, el("tr", {}, ...columns.map(head))),
     el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((value) => cell(value, "td"))))),
   );
 }
@@ -51,6 +53,17 @@ export function showError(box, error) {
     error.status ? `HTTP ${error.status}` : null].filter(Boolean).join(" · ");
   box.append(el("strong", {}, where || "error"), el("p", {}, error.message));
   if (error.requestId) box.append(el("p", { class: "hint" }, `request ${error.requestId}`));
+}
+
+export function bytes(count) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let value = count;
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit ? value.toFixed(1) : value} ${units[unit]}`;
 }
 
 export async function copyText(text, source) {

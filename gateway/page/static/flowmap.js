@@ -1,6 +1,6 @@
 // KV between each pair of workers: bytes, transport, and whether it was the fastest that both speak.
 
-import { el, svg, table } from "./dom.js";
+import { bytes, el, svg, table } from "./dom.js";
 
 const WIDTH = 720;
 const ROW = 64;
@@ -18,17 +18,6 @@ export function flowsOf(workers, flows) {
     const best = bestTransport(find(flow.prefill), find(flow.decode));
     return { ...flow, best, slow: best !== null && flow.transport !== best };
   });
-}
-
-export function bytes(count) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let value = count;
-  let unit = 0;
-  while (value >= 1024 && unit < units.length - 1) {
-    value /= 1024;
-    unit += 1;
-  }
-  return `${unit ? value.toFixed(1) : value} ${units[unit]}`;
 }
 
 export function showFlow(box, workers, flows) {

@@ -81,6 +81,10 @@ async function showModels() {
   }
 }
 
+// On a phone the answer comes first, and the options are a tap away.
+if (matchMedia("(max-width: 40rem)").matches) {
+  for (const options of document.querySelectorAll(".options")) options.open = false;
+}
 setUpTabs();
 setUpTheme();
 setUpKey();

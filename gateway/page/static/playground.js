@@ -2,7 +2,7 @@
 
 import { runAnswer } from "./answer.js";
 import { address, json, key } from "./api.js";
-import { byId, copyText, el, figures, showError } from "./dom.js";
+import { byId, bytes, copyText, el, figures, showError } from "./dom.js";
 import { showHeatMap } from "./heatmap.js";
 import { ms } from "./live.js";
 import { bodyOf, curlOf, PATHS, pythonOf } from "./request.js";
@@ -15,6 +15,7 @@ export class Playground {
   #turns = [];
   #controller = null;
   #drawn = [];
+  #answered = null;
 
   start() {
     this.#form.addEventListener("submit", (event) => {
@@ -22,7 +23,7 @@ export class Playground {
       this.#run();
     });
     this.#form.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.#form.requestSubmit();
+      if (event.key === "Enter" && !this.#controller && (event.ctrlKey || event.metaKey)) this.#form.requestSubmit();
     });
     this.#form.addEventListener("input", () => this.showCode());
     byId("stop").addEventListener("click", () => this.#controller?.abort());
@@ -31,6 +32,7 @@ export class Playground {
       this.showCode();
     });
     byId("forget-turns").addEventListener("click", () => this.#setTurns([]));
+    byId("go-on").addEventListener("click", () => this.#goOn());
     for (const name of ["curl", "python"]) {
       byId(`copy-${name}`).addEventListener("click", async () => {
         const copied = await copyText(byId(name).textContent, byId(name));
@@ -41,9 +43,8 @@ export class Playground {
   }
 
   fields() {
-    const values = Object.fromEntries(
-      [...this.#form.elements].filter((field) => field.name).map((field) => [field.name, field.type === "checkbox" ? field.checked : field.value]));
-    return values;
+    return Object.fromEntries([...this.#form.elements].filter((field) => field.name).map(
+      (field) => [field.name, field.type === "checkbox" ? field.checked : field.value]));
   }
 
   body() {
@@ -124,7 +125,7 @@ export class Playground {
       ["prompt tokens", result.usage?.prompt_tokens ?? "?"],
       ["kept by CLAA", report?.kept_tokens ?? "?"],
       ["read by DELTA", report ? `${(report.attended_ratio * 100).toFixed(1)} %` : "?", "of full attention"],
-      ["KV moved", report ? `${report.kv_bytes} B` : "?", report?.transport],
+      ["KV moved", report ? bytes(report.kv_bytes) : "?", report?.transport],
       ["finish", result.finish ?? "none"],
       ...(result.ignored ? [["ignored fields", result.ignored]] : []),
     ]);
@@ -138,11 +139,21 @@ export class Playground {
         showStrip(byId("strip"), report.trace?.pages),
       ];
     }
-    if (body.messages) this.#setTurns([...this.#turns, body.messages.at(-1), { role: "assistant", content: result.text }]);
+    this.#answered = body.messages ? [body.messages.at(-1), { role: "assistant", content: result.text }] : null;
+    byId("turns").hidden = !body.messages;
+  }
+
+  // The code shows the request of the answer above it until the user goes on from there.
+  #goOn() {
+    this.#form.elements.prompt.value = "";
+    this.#setTurns([...this.#turns, ...(this.#answered ?? [])]);
+    this.#form.elements.prompt.focus();
   }
 
   #setTurns(turns) {
     this.#turns = turns;
+    this.#answered = null;
+    byId("turns").hidden = true;
     byId("history").replaceChildren(
       ...turns.map((turn) => el("p", {}, el("strong", {}, `${turn.role}: `), shortened(turn.content))));
     this.showCode();
