@@ -1,24 +1,7 @@
-"""One channel a worker address, shared by all calls to it."""
+"""The gateway's channels: one a worker address, shared by all calls to it."""
 
-import grpc.aio
-
-from shared.rpc.channel import open_channel
+from shared.rpc.channel_pool import ChannelPool
 
 
-class Channels:
+class Channels(ChannelPool):
     """Opens channels on first use and keeps them."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, grpc.aio.Channel] = {}
-
-    def get(self, address: str) -> grpc.aio.Channel:
-        """The channel to `host:port`."""
-        if address not in self._open:
-            self._open[address] = open_channel(address)
-        return self._open[address]
-
-    async def close(self) -> None:
-        """Closes all; running calls are cancelled."""
-        while self._open:
-            _, channel = self._open.popitem()
-            await channel.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations  # the async stub exists for the type checker only
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,8 +12,9 @@ from prefill_service.engine.job import Target
 from prefill_service.engine.sender import Busy, ReserveTerms
 from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
 from shared.errors import HandoffError, UnavailableError
-from shared.rpc.channel import open_channel
+from shared.rpc.channel_pool import ChannelPool
 from shared.rpc.status import error_from_rpc
+from shared.rpc.tls import PeerTls
 from shared.transport.base import Grant
 from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import KvManifest
@@ -41,12 +41,15 @@ class DecodeClient:
     Args:
         model: this worker's model, which the other side compares with its own.
         timeout_s: longest seconds of one call.
+        tls: mutual TLS with the decode workers; plain text without.
     """
 
-    def __init__(self, *, model: ModelIdentity, timeout_s: float) -> None:
+    def __init__(
+        self, *, model: ModelIdentity, timeout_s: float, tls: PeerTls | None = None
+    ) -> None:
         self._model = model
         self._timeout_s = timeout_s
-        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._channels = ChannelPool(tls=tls, max_channels=MAX_CHANNELS)
 
     async def reserve(
         self, target: Target, *, key: HandoffKey, terms: ReserveTerms
@@ -66,7 +69,7 @@ class DecodeClient:
             max_new_tokens=terms.max_new_tokens,
             num_branches=terms.num_branches,
         )
-        stub = await self._stub(target.address)
+        stub = self._stub(target.address)
         answer = await _translated(stub.Reserve(request, timeout=self._timeout_s))
         if answer.HasField("busy"):
             return Busy(answer.busy.retry_after_ms / 1000, answer.busy.reason)
@@ -100,7 +103,7 @@ class DecodeClient:
             generation=grant.generation,
             prompt_token_ids=prompt_token_ids,
         )
-        stub = await self._stub(target.address)
+        stub = self._stub(target.address)
         answer = await _translated(stub.Commit(request, timeout=self._timeout_s))
         if answer.HasField("rejected"):
             raise error_from_pb(answer.rejected)
@@ -114,26 +117,17 @@ class DecodeClient:
             TandemError: the worker cannot be reached; its own lease ends the handoff then.
         """
         request = decode_pb2.AbortRequest(handoff=handoff_to_pb(key), reason=reason)
-        stub = await self._stub(target.address)
+        stub = self._stub(target.address)
         seconds = min(self._timeout_s, ABORT_SECONDS)
         answer = await _translated(stub.Abort(request, timeout=seconds))
         return answer.drained
 
     async def close(self) -> None:
         """Closes every channel."""
-        while self._channels:
-            _, channel = self._channels.popitem()
-            await channel.close()
+        await self._channels.close()
 
-    async def _stub(self, address: str) -> DecodeServiceAsyncStub:
-        channel = self._channels.get(address)
-        if channel is None:
-            while len(self._channels) >= MAX_CHANNELS:
-                _, oldest = self._channels.popitem(last=False)
-                await oldest.close()
-            channel = self._channels[address] = open_channel(address)
-        self._channels.move_to_end(address)
-        return decode_pb2_grpc.DecodeServiceStub(channel)
+    def _stub(self, address: str) -> DecodeServiceAsyncStub:
+        return decode_pb2_grpc.DecodeServiceStub(self._channels.get(address))
 
 
 async def _translated(call: Awaitable[T]) -> T:

@@ -25,6 +25,4 @@ def open_channel(
     if tls.name:
         options.append(("grpc.ssl_target_name_override", tls.name))
     credentials = channel_credentials(tls.certificates.current())
-    return grpc.aio.secure_channel(
-        address, credentials, options=options, interceptors=interceptors
-    )
+    return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)

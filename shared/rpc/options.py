@@ -5,6 +5,9 @@ from shared.config.version import package_version
 MAX_MESSAGE_BYTES = 16 * 2**20
 """Largest message either end sends or accepts."""
 
+MAX_METADATA_BYTES = 16 * 2**10
+"""Most bytes of a call's metadata; the status details that servers send fit as well."""
+
 ChannelOptions = list[tuple[str, str | int]]
 """Key-value pairs as grpc takes them."""
 
@@ -48,6 +51,8 @@ def _common() -> ChannelOptions:
     return [
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -15,8 +15,8 @@ from shared.rpc.interceptors import (
 )
 from shared.rpc.options import server_options
 from shared.rpc.tls import server_credentials
-from shared.telemetry.certificates import Certificates
 from shared.rpc.trace_interceptors import TraceInterceptor
+from shared.telemetry.certificates import Certificates
 from shared.telemetry.ports import join_address, port_in_use_error
 from shared.telemetry.spans import QuietSource, SpanSource
 
@@ -69,13 +69,15 @@ class RpcServer:
         await self.server.stop(grace_s)
 
 
-def build_server(
+def build_server(  # noqa: PLR0913  what a server can be told
     *,
     host: str,
     port: int,
     service_names: Sequence[str],
     with_reflection: bool = True,
     spans: SpanSource | None = None,
+    certificates: Certificates | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> RpcServer:
     """A server bound to host:port (0 picks a free port); call it inside the running loop.
 
@@ -85,6 +87,9 @@ def build_server(
         service_names: full names of the services that will be added, for health and reflection.
         with_reflection: offer gRPC reflection.
         spans: records traces; without, they are only handed on.
+        certificates: speak TLS with these, and ask clients for a certificate when authorities are
+            among them; plain text without.
+        interceptors: run around every call of ours, inside request ids and error mapping.
 
     Raises:
         ConfigError: code `port_in_use` when somebody else has the port.
@@ -107,13 +112,14 @@ def build_server(
         names = (*service_names, _HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
     if certificates is None and not host.startswith(_LOOPBACK):
-        _log.warning("grpc is plain text beyond loopback; set certificates, or keep it on a private network", host=host)
+        _log.warning(
+            "grpc is plain text beyond loopback; set certificates or keep it on a private network",
+            host=host,
+        )
     return RpcServer(server, host=host, port=bound, health=health, in_flight=in_flight)
 
 
-def _bind(
-    server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None
-) -> int:
+def _bind(server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None) -> int:
     address = join_address(host, port)
     try:
         if certificates is None:

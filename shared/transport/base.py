@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from shared.rpc.tls import PeerTls
 from shared.types.model_identity import ModelIdentity
 
 DEFAULT_CHUNK_BYTES = 2 * 2**20
@@ -156,3 +157,5 @@ class TransportContext:
     """Payload bytes of one frame, 1 to 4 MiB."""
     local_endpoints: Mapping[str, LocalEndpoint] = field(default_factory=dict)
     """Receivers of this process by address; only the loopback transport looks here."""
+    tls: PeerTls | None = None
+    """Mutual TLS with the receivers, for transports over gRPC; plain text without."""

@@ -18,7 +18,7 @@ from shared.errors import (
     TandemError,
     TransportError,
 )
-from shared.rpc.channel import open_channel
+from shared.rpc.channel_pool import ChannelPool
 from shared.rpc.status import error_from_rpc
 from shared.transport.base import (
     HEARTBEATS_PER_LEASE,
@@ -67,7 +67,7 @@ class GrpcTransport:
             )
         self.chunk_bytes = context.chunk_bytes
         self._own = Peer(model=context.model, incarnation=context.incarnation)
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = ChannelPool(tls=context.tls, own_connection=True)
 
     def sender(self) -> "GrpcSender":
         """A sender for one handoff."""
@@ -75,9 +75,7 @@ class GrpcTransport:
 
     async def close(self) -> None:
         """Drops all connections; senders still open fail."""
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close()
+        await self._channels.close()
 
     async def start_push(self, address: str, grant: Grant) -> tuple[_PushCall, int]:
         """Says hello and opens a push stream; returns it and its credits.
@@ -86,8 +84,6 @@ class GrpcTransport:
             TransportError: unreachable, restarted since the grant, or another model or protocol.
         """
         channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = open_channel(address, own_connection=True)
         hello = channel.unary_unary(
             _HELLO_METHOD,
             request_serializer=transfer_pb2.HelloRequest.SerializeToString,

@@ -128,12 +128,12 @@ async def test_a_cancel_stays_a_cancel(client: DecodeClient, silent: tuple[Silen
         await call
 
 
-async def test_channels_are_bounded(
-    client: DecodeClient, peer: DecodePeer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_channels_are_bounded(peer: DecodePeer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_client, "MAX_CHANNELS", 2)
+    client = DecodeClient(model=MODEL, timeout_s=5.0)
     for port in (1, 2, 3):
         with pytest.raises(UnavailableError):
             await client.abort(Target("x", f"127.0.0.1:{port}"), key=HandoffKey("h"), reason="t")
     assert await client.abort(Target("d0", peer.address), key=HandoffKey("h"), reason="t")
     assert len(client._channels) == 2
+    await client.close()
