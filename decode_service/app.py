@@ -36,8 +36,11 @@ from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
 from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
+from shared.telemetry.spans import SpanOwner, SpanSource
+from shared.telemetry.tracing import open_spans
 from shared.transport import grpc_receiver, grpc_stream
 from shared.transport.hello import Peer
+from shared.transport.topology import read_topology
 from shared.types.worker_info import WorkerInfo
 
 ROLE = "decode"
@@ -53,14 +56,20 @@ class DecodeServer:
 
     Args:
         config: settings.
+        spans: where traces go; None: as the settings say.
     """
 
-    def __init__(self, config: DecodeConfig) -> None:
+    def __init__(self, config: DecodeConfig, *, spans: SpanSource | None = None) -> None:
         self.config = config
         self.incarnation = uuid.uuid4().hex
         self.worker_id = config.worker_id or f"{ROLE}-{self.incarnation[:8]}"
         self.exit_code = ExitCode.OK
         self.finished = asyncio.Event()
+        self._spans = spans or open_spans(
+            SpanOwner(role=ROLE, worker_id=self.worker_id, version=package_version()),
+            endpoint=config.otlp_endpoint,
+            sample_ratio=config.otlp_sample_ratio,
+        )
         self._registry = CollectorRegistry()
         self._rate = TokenRate(time.monotonic)
         self._drift_alarm = DriftAlarm(level=config.drift_alarm, clock=time.monotonic)
@@ -111,7 +120,9 @@ class DecodeServer:
         await self._admin.start()
         modules = (decode_servicer, control_servicer, grpc_receiver)
         names = [module.SERVICE_NAME for module in modules]
-        self._rpc = build_server(host=self.config.host, port=self.config.port, service_names=names)
+        self._rpc = build_server(
+            host=self.config.host, port=self.config.port, service_names=names, spans=self._spans
+        )
         url = self.config.redis_url
         self._presence = Presence(
             self._rpc.health,
@@ -196,6 +207,7 @@ class DecodeServer:
         if self._rpc is not None:
             await self._rpc.stop(grace_s=STOP_GRACE_S)
         await self._admin.stop()
+        await asyncio.to_thread(self._spans.close)
 
     # --- start-up ---------------------------------------------------------------------------
 
@@ -235,6 +247,7 @@ class DecodeServer:
             rejected_backends=_rejected_backends(loaded),
             transports=TRANSPORTS,
             profile=loaded.profile.label,
+            topology=read_topology(self.config.device),
         )
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(
             DecodeServicer(
@@ -263,6 +276,7 @@ class DecodeServer:
             on_look=presence.renew_card,
             give_up=self._give_up,
         )
+        topology = read_topology(config.device)
         card = WorkerCard(
             worker_id=self.worker_id,
             role=ROLE,
@@ -272,6 +286,9 @@ class DecodeServer:
             max_model_len=core.memory.capacity.max_model_len,
             transports=TRANSPORTS,
             device=config.device,
+            host=topology.host,
+            gpu=topology.gpu,
+            nvlink_peers=topology.nvlink_peers,
         )
         await presence.appear(caretaker, card)
         self._care_task = asyncio.create_task(caretaker.run())

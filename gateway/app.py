@@ -43,7 +43,7 @@ from gateway.routes.page import PageRoutes
 from gateway.routes.table import rest_app
 from gateway.rpc.inference import SERVICE_NAME, InferenceServicer
 from gateway.service_rate import ServiceRate
-from gateway.workers import DECODE, PREFILL, Workers
+from gateway.workers import DECODE, PREFILL, ChoicePolicy, Workers
 from shared.config.version import package_version
 from shared.discovery.base import Discovery
 from shared.discovery.redis import RedisDiscovery, RedisSettings
@@ -83,8 +83,11 @@ class Gateway:
         self._discovery = self._make_discovery()
         self.workers = Workers(
             self._discovery,
-            policy=config.balancer,
-            make_balancer=balancers().get(config.balancer),
+            policy=ChoicePolicy(
+                name=config.balancer,
+                make_balancer=balancers().get(config.balancer),
+                link_band_tokens=config.link_band_tokens,
+            ),
             breaker=BreakerSettings(
                 failures=config.breaker_failures, cooldown_s=config.breaker_cooldown_s
             ),

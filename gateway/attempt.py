@@ -152,11 +152,12 @@ class Attempt:
         )
         async with aclosing(stream) as events:
             async for event in events:
-                self._services.workers.succeeded(self._pair.prefill.worker_id)
                 match event:
                     case PrefillStarted():
                         self._started(event)
                     case FirstTokens():
+                        # Only now: a worker that takes prompts and fails at each is no good one.
+                        self._services.workers.succeeded(self._pair.prefill.worker_id)
                         self._computed = True
                         if not state.firsts:
                             for delta in state.take_firsts(self._one_each(event.tokens)):

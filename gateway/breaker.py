@@ -1,4 +1,4 @@
-"""Takes a worker out of rotation after consecutive connection failures."""
+"""Takes a worker out of rotation after consecutive lost connections and defects."""
 
 from dataclasses import dataclass
 

@@ -36,7 +36,10 @@ class GatewayConfig:
     worker_id: str = ""
     """Name of this gateway in logs; empty makes one."""
     balancer: str = "least_loaded"
-    """How workers are chosen: least_loaded or round_robin."""
+    """How workers are chosen: least_loaded, power_of_two or round_robin."""
+    link_band_tokens: int = 4_096
+    """Tokens of load that a pair of workers may have above the balancer's choice and be preferred
+    to it for its faster link (NVLink, then the same machine); 0 does not look at links."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body, in bytes; more is 413."""
     queue_tokens: int = 131_072
@@ -63,7 +66,7 @@ class GatewayConfig:
     poll_interval_s: float = 1.0
     """Pause between two looks at a static worker, in seconds."""
     breaker_failures: int = 3
-    """Consecutive connection failures that take a worker out of rotation."""
+    """Consecutive lost connections and internal errors that take a worker out of rotation."""
     breaker_cooldown_s: float = 5.0
     """How long it stays out before one trial, in seconds; doubles up to a minute."""
     max_retries: int = 2
@@ -104,6 +107,7 @@ class GatewayConfig:
         for name in (
             "max_retries",
             "retry_budget",
+            "link_band_tokens",
             "key_requests_per_minute",
             "key_tokens_per_minute",
         ):

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.balancing.base import Balancer, Candidate
+from gateway.balancing.pairs import Ranked, choose_pair
 from gateway.breaker import Breaker, BreakerSettings
 from gateway.clients.events import Target
 from shared.discovery.base import Discovery
 from shared.discovery.card import WorkerCard
-from shared.errors import TandemError, UnavailableError
+from shared.errors import InternalError, OverloadedError, TandemError, UnavailableError
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -33,6 +34,18 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChoicePolicy:
+    """How pairs are chosen."""
+
+    name: str
+    """Name of the balancer, for reports."""
+    make_balancer: Callable[[], Balancer]
+    """Makes one balancer a role."""
+    link_band_tokens: int = 0
+    """How much more load the workers of a faster link may have; 0 does not look at links."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """What the live workers serve."""
 
@@ -49,8 +62,7 @@ class Workers:
 
     Args:
         discovery: source of cards.
-        policy: name of the balancer, for reports.
-        make_balancer: makes one balancer a role.
+        policy: how pairs are chosen.
         breaker: settings of every worker's breaker.
         clock: monotonic seconds.
     """
@@ -59,14 +71,13 @@ class Workers:
         self,
         discovery: Discovery,
         *,
-        policy: str,
-        make_balancer: Callable[[], Balancer],
+        policy: ChoicePolicy,
         breaker: BreakerSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._discovery = discovery
         self._policy = policy
-        self._balancers = {PREFILL: make_balancer(), DECODE: make_balancer()}
+        self._balancers = {role: policy.make_balancer() for role in (PREFILL, DECODE)}
         self._breaker_settings = breaker
         self._clock = clock
         self._breakers: dict[str, Breaker] = {}
@@ -84,11 +95,14 @@ class Workers:
         Raises:
             UnavailableError: a role has no worker that takes work.
         """
-        prefill = self._ordered(PREFILL, self._live(PREFILL), avoid)[0]
-        matching = [d for d in self._live(DECODE) if not prefill.model.differences(d.model)]
-        if not matching:
+        choice = choose_pair(
+            self._ordered(PREFILL, self._live(PREFILL), avoid),
+            self._ordered(DECODE, self._live(DECODE), avoid),
+            band_tokens=self._policy.link_band_tokens,
+        )
+        if not choice.decodes:
             raise _none_left(DECODE, "none serves the model of the prefill worker")
-        decodes = self._ordered(DECODE, matching, avoid)[:_MAX_TARGETS]
+        prefill, decodes = choice.prefill, choice.decodes[:_MAX_TARGETS]
         now = self._clock()
         self._forget_breakers()
         for card in (prefill, decodes[0]):
@@ -96,7 +110,7 @@ class Workers:
         return Pair(
             prefill=Target(prefill.worker_id, prefill.address),
             decodes=tuple(Target(d.worker_id, d.address) for d in decodes),
-            reason=self._policy,
+            reason=", ".join(filter(None, (self._policy.name, choice.link.text))),
         )
 
     def taking_prompts(self) -> int:
@@ -126,13 +140,19 @@ class Workers:
         return self._in_flight.get(worker_id, 0)
 
     def succeeded(self, worker_id: str) -> None:
-        """A worker answered."""
+        """A worker did what it was asked."""
         self._breaker(worker_id).succeeded()
 
     def failed(self, worker_id: str, error: TandemError) -> None:
-        """A call failed; only a lost connection counts against the worker."""
-        if isinstance(error, UnavailableError) and error.error_code == UnavailableError.code:
+        """A call failed; a lost connection and a defect count against the worker.
+
+        A worker that says it has no room answers well: it is out of rotation for nobody.
+        """
+        lost = isinstance(error, UnavailableError) and error.error_code == UnavailableError.code
+        if lost or isinstance(error, InternalError):
             self._breaker(worker_id).failed(self._clock())
+        elif isinstance(error, OverloadedError):
+            self._breaker(worker_id).succeeded()
 
     def gone(self, worker_id: str) -> None:
         """Nobody listens at a worker's address; it is not even a last resort for a while."""
@@ -207,11 +227,11 @@ class Workers:
                 self._incarnations[card.worker_id] = card.incarnation
                 self._breakers.pop(card.worker_id, None)
 
-    def _ordered(self, role: str, cards: list[WorkerCard], avoid: set[str]) -> list[WorkerCard]:
+    def _ordered(self, role: str, cards: list[WorkerCard], avoid: set[str]) -> list[Ranked]:
         fresh = [card for card in cards if card.worker_id not in avoid]
         by_id = {card.worker_id: card for card in fresh or cards}
         order = self._balancers[role].order([self._candidate(c) for c in by_id.values()])
-        return [by_id[candidate.worker_id] for candidate in order]
+        return [Ranked(card=by_id[c.worker_id], load=c.load) for c in order]
 
     def _candidate(self, card: WorkerCard) -> Candidate:
         return Candidate(

@@ -46,6 +46,7 @@ from shared.transport.instrumented import InstrumentedTransport
 from shared.transport.registry import transport_registry
 from shared.types.worker_info import WorkerInfo
 
+from shared.transport.topology import read_topology
 WARM_UP_TOKENS = 32
 
 _log = structlog.get_logger(__name__)
@@ -203,6 +204,9 @@ class PrefillApp:
             return config.advertise_address
         if config.redis_url and config.host in {"0.0.0.0", "::", "[::]"}:  # noqa: S104  a refusal
             raise ConfigError(
+            host=parts.info.topology.host,
+            gpu=parts.info.topology.gpu,
+            nvlink_peers=parts.info.topology.nvlink_peers,
                 f"this worker listens on every address ({config.host}) and would tell others none "
                 "that they can reach; set advertise_address to its host:port as seen from outside",
                 param="advertise_address",
@@ -355,6 +359,7 @@ class _Parts:
             model=self.model,
             geometry=geometry,
             links=Links(peer=self.client, transports=self.transports),
+            topology=read_topology(config.device),
             policy=DeliveryPolicy(
                 tries=config.delivery_tries, reserve_wait_s=config.reserve_wait_s
             ),

@@ -18,6 +18,15 @@ class Candidate:
     free_pages: int
     """Free KV pages by its last report; 0 for prefill workers."""
 
+    @property
+    def load(self) -> int:
+        """Tokens at work there, as far as anybody knows.
+
+        This gateway's own count is exact and immediate, the worker's report is older and includes
+        other gateways: the larger of the two is believed.
+        """
+        return max(self.in_flight_tokens, self.reported_tokens)
+
 
 class Balancer(Protocol):
     """Orders workers, the preferred one first. Called once a request and role."""

@@ -6,11 +6,7 @@ from gateway.balancing.base import Candidate
 
 
 class LeastLoaded:
-    """Orders by tokens in flight.
-
-    This gateway's own count is exact and immediate, the worker's report is older and includes
-    other gateways: the larger of the two is believed. Free pages, then a rotation, break ties.
-    """
+    """Orders by load; free pages, then a rotation, break ties."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -23,9 +19,5 @@ class LeastLoaded:
         places = {c.worker_id: (i + self._turn) % count for i, c in enumerate(ranked)}
         return sorted(
             ranked,
-            key=lambda c: (
-                max(c.in_flight_tokens, c.reported_tokens),
-                -c.free_pages,
-                places[c.worker_id],
-            ),
+            key=lambda c: (c.load, -c.free_pages, places[c.worker_id]),
         )

@@ -50,6 +50,9 @@ class ControlClient:
             total_pages=load.total_pages,
             transports=tuple(info.transports),
             device=info.device,
+            host=info.host,
+            gpu=info.gpu,
+            nvlink_peers=tuple(info.nvlink_peers),
         )
 
     async def drain(self, address: str) -> int:

@@ -4,7 +4,8 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from shared.errors import TandemError
@@ -52,6 +53,11 @@ class PromptRequest:
     """Answers to the prompt; each has a first token."""
     forced_first_tokens: tuple[int, ...] = ()
     """First tokens that the client saw already, one a branch, not sampled again; or none."""
+
+    def within(self, remaining_s: float | None) -> "PromptRequest":
+        """The request with the earlier one of two deadlines: its own, and that of its call."""
+        given = [s for s in (self.deadline_s, remaining_s) if s is not None]
+        return replace(self, deadline_s=max(0.0, min(given))) if given else self
 
 
 @dataclass(frozen=True, slots=True)

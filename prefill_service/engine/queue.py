@@ -70,9 +70,11 @@ class TokenQueue:
         """Appends a prompt and returns the tokens ahead of it.
 
         Raises:
-            OverloadedError: the bound would be passed; `retry_after_s` comes from measured speed.
+            OverloadedError: the bound would be passed, or the turn would come after the request's
+                deadline; `retry_after_s` comes from measured speed.
         """
         ahead = self._tokens
+        self._check_deadline(job, ahead)
         if self._jobs and ahead + job.tokens > self._max_tokens:
             wait = self._speed.seconds_for(ahead + job.tokens - self._max_tokens)
             raise OverloadedError(
@@ -85,6 +87,22 @@ class TokenQueue:
         self._tokens += job.tokens
         self._arrived.set()
         return ahead
+
+    def _check_deadline(self, job: PrefillJob, ahead: int) -> None:
+        """Only the wait counts: were a long prompt's own time estimated, a wrong estimate would
+        keep it out for ever, and the estimate would never be corrected."""
+        deadline_s = job.request.deadline_s
+        if deadline_s is None or not ahead or self._speed.tokens_per_second <= 0:
+            return
+        wait = ahead / self._speed.tokens_per_second
+        if wait > deadline_s:
+            late = min(MAX_RETRY_S, max(0.1, wait - deadline_s))
+            raise OverloadedError(
+                f"{ahead} prompt tokens wait and take about {wait:.1f} s, but the request has only "
+                f"{deadline_s:.1f} s left: this worker gets more work than it can do; retry in "
+                f"{late:.1f} s, allow more time or add prefill workers",
+                retry_after_s=late,
+            )
 
     async def get(self) -> PrefillJob:
         """Takes the first prompt, waiting for one."""

@@ -41,10 +41,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self._grammars = grammars
 
     async def Prefill(
-        self, request: prefill_pb2.PrefillRequest, _context: Context
+        self, request: prefill_pb2.PrefillRequest, context: Context
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """Queues a prompt and streams its events; the last one is `sealed` or `failed`."""
-        prompt = prompt_from_pb(request, limits=self._limits)
+        remaining_s = context.time_remaining()
+        prompt = prompt_from_pb(request, limits=self._limits).within(remaining_s)
         if request.grammar:
             matcher = await self._grammars.compile(request.grammar)
             prompt = replace(prompt, matcher=matcher)

@@ -38,6 +38,12 @@ class WorkerCard:
     """KV transports, best first."""
     device: str = "cpu"
     """cpu, cuda:0 and so on."""
+    host: str = ""
+    """Boot id of its machine; empty when it is not known."""
+    gpu: str = ""
+    """UUID of its GPU; empty without one."""
+    nvlink_peers: tuple[str, ...] = ()
+    """UUIDs of the GPUs that NVLink joins with its own, as far as its transports know."""
 
     def to_json(self) -> str:
         """The card as one JSON object."""
@@ -54,7 +60,8 @@ class WorkerCard:
             raw = json.loads(text)
             values = _known_values(cls, raw)
             values["model"] = ModelIdentity(**_known_values(ModelIdentity, raw["model"]))
-            values["transports"] = tuple(str(name) for name in values.get("transports", ()))
+            for names in ("transports", "nvlink_peers"):
+                values[names] = tuple(str(name) for name in values.get(names, ()))
             return cls(**values)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from shared.types.model_identity import ModelIdentity
+from shared.types.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +34,5 @@ class WorkerInfo:
     """Accepted transports, best first."""
     profile: str
     """Model profile in use, and whether it is calibrated."""
+    topology: Topology
+    """Where its memory is."""

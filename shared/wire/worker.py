@@ -23,6 +23,9 @@ def worker_info_to_pb(info: WorkerInfo) -> control_pb2.GetInfoResponse:
         rejected_backends=info.rejected_backends,
         transports=info.transports,
         profile=info.profile,
+        host=info.topology.host,
+        gpu=info.topology.gpu,
+        nvlink_peers=info.topology.nvlink_peers,
     )
 
 

@@ -16,4 +16,7 @@ CARD = WorkerCard(
     free_pages=3,
     transports=("nixl", "grpc"),
     device="cuda:0",
+    host="b00t",
+    gpu="g0",
+    nvlink_peers=("g1", "g2"),
 )

@@ -83,6 +83,9 @@ class GetInfoResponse(_message.Message):
     REJECTED_BACKENDS_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    NVLINK_PEERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id."""
     incarnation: _builtins.str
@@ -99,6 +102,10 @@ class GetInfoResponse(_message.Message):
     """Attention backend in use."""
     profile: _builtins.str
     """Model profile in use and whether it is calibrated, for example `paper (not calibrated)`."""
+    host: _builtins.str
+    """Boot id of its machine; empty when it does not know."""
+    gpu: _builtins.str
+    """UUID of its GPU; empty without one."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelIdentity:
         """Its model."""
@@ -115,6 +122,10 @@ class GetInfoResponse(_message.Message):
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Transports, best first."""
 
+    @_builtins.property
+    def nvlink_peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """UUIDs of the GPUs that NVLink joins with its own, as far as its transports know."""
+
     def __init__(
         self,
         *,
@@ -130,10 +141,13 @@ class GetInfoResponse(_message.Message):
         rejected_backends: _abc.Iterable[_builtins.str] | None = ...,
         transports: _abc.Iterable[_builtins.str] | None = ...,
         profile: _builtins.str = ...,
+        host: _builtins.str = ...,
+        gpu: _builtins.str = ...,
+        nvlink_peers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "model", b"model", "profile", b"profile", "rejected_backends", b"rejected_backends", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "gpu", b"gpu", "host", b"host", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "model", b"model", "nvlink_peers", b"nvlink_peers", "profile", b"profile", "rejected_backends", b"rejected_backends", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,23 +1,23 @@
 """Order of workers, breakers, and the pair that is chosen."""
 
 import dataclasses
+import random
 
 import pytest
 
 from gateway.balancing.base import Candidate
 from gateway.balancing.least_loaded import LeastLoaded
+from gateway.balancing.power_of_two import PowerOfTwo
 from gateway.balancing.registry import balancers
 from gateway.balancing.round_robin import RoundRobin
 from gateway.breaker import MAX_COOLDOWN_S, Breaker, BreakerSettings
-from gateway.workers import DECODE, PREFILL, Workers
+from gateway.workers import ChoicePolicy, Workers
 from shared.discovery.card import WorkerCard
-from shared.errors import ConfigError, OverloadedError, UnavailableError
-from shared.types.model_identity import ModelIdentity
+from shared.errors import ConfigError, InternalError, OverloadedError, UnavailableError
+from tests.support.made_up_workers import MODEL, Cards, card
 
-MODEL = ModelIdentity(
-    name="m", model_hash="a", dtype="float32", num_layers=1, num_kv_heads=1, head_dim=8, rope=""
-)
 SETTINGS = BreakerSettings(failures=2, cooldown_s=5.0)
+POLICY = ChoicePolicy(name="least_loaded", make_balancer=LeastLoaded)
 LOST = UnavailableError("no connection")
 
 
@@ -29,38 +29,10 @@ class Clock:
         return self.now
 
 
-class Cards:
-    degraded = False
-
-    def __init__(self, *cards: WorkerCard) -> None:
-        self.listed = list(cards)
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def cards(self, role: str) -> list[WorkerCard]:
-        return [card for card in self.listed if card.role == role]
-
-
-def card(worker_id: str, **fields: object) -> WorkerCard:
-    role = PREFILL if worker_id.startswith("p") else DECODE
-    base = WorkerCard(
-        worker_id=worker_id,
-        role=role,
-        address=f"{worker_id}:1",
-        incarnation="1",
-        model=MODEL,
-        max_model_len=100,
-    )
-    return dataclasses.replace(base, **fields)  # type: ignore[arg-type]
-
-
 def make_workers(*cards: WorkerCard, clock: Clock | None = None) -> Workers:
     return Workers(
         Cards(*cards),
-        policy="least_loaded",
-        make_balancer=LeastLoaded,
+        policy=POLICY,
         breaker=SETTINGS,
         clock=clock if clock is not None else Clock(),
     )
@@ -179,6 +151,43 @@ def test_lost_worker_is_skipped_until_its_trial() -> None:
     assert {workers.choose(avoid=set()).prefill.worker_id for _ in range(4)} == {"p0", "p1"}
 
 
+def test_a_worker_that_only_says_it_is_full_stays_and_closes_its_breaker() -> None:
+    clock = Clock()
+    workers = make_workers(card("p0"), card("p1"), card("d0"), clock=clock)
+    for _ in range(2):
+        workers.failed("p0", LOST)
+    clock.now += SETTINGS.cooldown_s
+    workers.failed("p0", OverloadedError("full"))
+    assert {workers.choose(avoid=set()).prefill.worker_id for _ in range(4)} == {"p0", "p1"}
+
+
+def test_defects_in_a_row_open_the_breaker() -> None:
+    workers = make_workers(card("p0"), card("p1"), card("d0"))
+    for _ in range(2):
+        workers.failed("p0", InternalError("cuda error"))
+    assert all(workers.choose(avoid=set()).prefill.worker_id == "p1" for _ in range(4))
+
+
+def test_power_of_two_takes_the_lighter_of_the_two_it_draws() -> None:
+    balancer = PowerOfTwo(random.Random(3))
+    given = candidates(("a", 9), ("b", 5), ("c", 1))
+    firsts = [names(balancer.order(given))[0] for _ in range(300)]
+    # The heaviest of three never wins a draw; the lightest wins two of three.
+    assert "a" not in firsts
+    assert 150 < firsts.count("c") < 250
+    roomy = Candidate(worker_id="r", in_flight_tokens=9, reported_tokens=0, free_pages=5)
+    tie = PowerOfTwo(random.Random(1))
+    assert all(names(tie.order([given[0], roomy]))[0] == "r" for _ in range(9))
+
+
+def test_power_of_two_keeps_many_workers_even() -> None:
+    balancer = PowerOfTwo(random.Random(7))
+    loads = dict.fromkeys("abcdefgh", 0)
+    for _ in range(800):
+        loads[names(balancer.order(candidates(*loads.items())))[0]] += 1
+    assert max(loads.values()) - min(loads.values()) <= 10
+
+
 def test_all_breakers_open_means_trying_anyway() -> None:
     workers = make_workers(card("p0"), card("d0"))
     for _ in range(3):
@@ -200,7 +209,7 @@ def test_a_worker_that_is_gone_is_no_last_resort() -> None:
 
 def test_a_new_process_under_a_known_name_is_welcome() -> None:
     cards = Cards(card("p0"), card("d0"))
-    workers = Workers(cards, policy="x", make_balancer=LeastLoaded, breaker=SETTINGS, clock=Clock())
+    workers = Workers(cards, policy=POLICY, breaker=SETTINGS, clock=Clock())
     assert workers.missing() is None
     workers.gone("d0")
     assert workers.missing() == "no_decode_worker"

@@ -7,7 +7,7 @@ import pytest
 from prefill_service.engine.job import PrefillJob
 from prefill_service.engine.queue import FALLBACK_RETRY_S, MAX_RETRY_S, SpeedMeter, TokenQueue
 from shared.errors import OverloadedError
-from tests.support.prefill_jobs import job_of
+from tests.support.prefill_jobs import job_of, request_of
 
 
 def queue_of(max_tokens: int, *, tokens_per_second: float = 0.0) -> TokenQueue:
@@ -78,3 +78,28 @@ def test_speed_is_an_average_that_forgets() -> None:
     assert speed.seconds_for(400) == 2.0
     assert speed.seconds_for(1) == 0.1
     assert speed.seconds_for(10**9) == MAX_RETRY_S
+
+
+async def test_a_prompt_that_would_start_after_its_deadline_is_refused_at_once() -> None:
+    queue = queue_of(1_000, tokens_per_second=50)
+    queue.put(job_of(200, deadline_s=0.1))
+    with pytest.raises(OverloadedError) as caught:
+        queue.put(job_of(10, deadline_s=3.0))
+    assert caught.value.retry_after_s == pytest.approx(200 / 50 - 3)
+    assert queue.queued_tokens == 200
+    queue.put(job_of(10, deadline_s=5.0))
+    queue.put(job_of(10))
+
+
+async def test_deadlines_refuse_nobody_while_no_speed_is_known() -> None:
+    queue = queue_of(1_000)
+    queue.put(job_of(900))
+    queue.put(job_of(10, deadline_s=0.001))
+
+
+def test_the_earlier_of_two_deadlines_counts() -> None:
+    assert request_of(1).within(None).deadline_s is None
+    assert request_of(1).within(2.0).deadline_s == 2.0
+    assert request_of(1, deadline_s=1.0).within(2.0).deadline_s == 1.0
+    assert request_of(1, deadline_s=3.0).within(2.0).deadline_s == 2.0
+    assert request_of(1, deadline_s=3.0).within(-1.0).deadline_s == 0.0

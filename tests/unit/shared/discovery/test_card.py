@@ -32,3 +32,11 @@ def test_anything_else_is_refused(text: str) -> None:
 def test_wrong_types_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         WorkerCard.from_json(json.dumps(json.loads(CARD.to_json()) | changes))
+
+
+def test_a_card_of_an_older_worker_tells_no_place() -> None:
+    raw = json.loads(CARD.to_json())
+    for name in ("host", "gpu", "nvlink_peers"):
+        del raw[name]
+    old = WorkerCard.from_json(json.dumps(raw))
+    assert (old.host, old.gpu, old.nvlink_peers) == ("", "", ())
