@@ -40,6 +40,10 @@ class DecodeConfig:
     """host:port that peers connect to; empty takes the bound one."""
     log_format: str = "auto"
     """Log lines: json, text, or auto (text on a terminal)."""
+    otlp_endpoint: str = ""
+    """OTLP/gRPC collector of traces, like http://localhost:4317 (extra otel); empty sends none."""
+    otlp_sample_ratio: float = 1.0
+    """Share of the requests that are traced when their caller does not say, 0 to 1."""
     kv_bytes: int = 1024 * MIB
     """Bytes of the KV cache, shared out as equally many pages of both length groups."""
     pages_front: int = 0

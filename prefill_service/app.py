@@ -40,13 +40,15 @@ from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import admin_server
 from shared.telemetry.http_server import HttpServer
 from shared.telemetry.metrics import HealthMetrics, PrefillMetrics, TransferMetrics
+from shared.telemetry.spans import SpanOwner, SpanSource
+from shared.telemetry.tracing import open_spans
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport.base import KvTransport, TransportContext
 from shared.transport.instrumented import InstrumentedTransport
 from shared.transport.registry import transport_registry
+from shared.transport.topology import read_topology
 from shared.types.worker_info import WorkerInfo
 
-from shared.transport.topology import read_topology
 WARM_UP_TOKENS = 32
 
 _log = structlog.get_logger(__name__)
@@ -57,15 +59,21 @@ class PrefillApp:
 
     Args:
         config: its settings.
+        spans: where traces go; None: as the settings say.
     """
 
-    def __init__(self, config: PrefillConfig) -> None:
+    def __init__(self, config: PrefillConfig, *, spans: SpanSource | None = None) -> None:
         self.config = config
         self.worker_id = config.worker_id or f"prefill-{uuid.uuid4().hex[:8]}"
         self.incarnation = uuid.uuid4().hex
         self.registry = CollectorRegistry()
         self.recorder = MetricsRecorder(
             PrefillMetrics(self.registry), health=HealthMetrics(self.registry)
+        )
+        self._spans = spans or open_spans(
+            SpanOwner(role="prefill", worker_id=self.worker_id, version=package_version()),
+            endpoint=config.otlp_endpoint,
+            sample_ratio=config.otlp_sample_ratio,
         )
         self._board = ReadinessBoard()
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,7 +95,10 @@ class PrefillApp:
         config = self.config
         with self._board.startup("starting", "ports"):
             self._rpc = build_server(
-                host=config.host, port=config.port, service_names=SERVICE_NAMES
+                host=config.host,
+                port=config.port,
+                service_names=SERVICE_NAMES,
+                spans=self._spans,
             )
             self._admin = admin_server(
                 host=config.host,
@@ -193,6 +204,9 @@ class PrefillApp:
             max_model_len=parts.limits.max_model_len,
             transports=parts.info.transports,
             device=self.config.device,
+            host=parts.info.topology.host,
+            gpu=parts.info.topology.gpu,
+            nvlink_peers=parts.info.topology.nvlink_peers,
         )
         discovery = RedisDiscovery(RedisSettings(url=self.config.redis_url))
         self._publisher = CardPublisher(discovery, card=card, load=parts.engine.load)
@@ -204,9 +218,6 @@ class PrefillApp:
             return config.advertise_address
         if config.redis_url and config.host in {"0.0.0.0", "::", "[::]"}:  # noqa: S104  a refusal
             raise ConfigError(
-            host=parts.info.topology.host,
-            gpu=parts.info.topology.gpu,
-            nvlink_peers=parts.info.topology.nvlink_peers,
                 f"this worker listens on every address ({config.host}) and would tell others none "
                 "that they can reach; set advertise_address to its host:port as seen from outside",
                 param="advertise_address",
@@ -304,6 +315,7 @@ class PrefillApp:
             await self._rpc.stop(grace_s=1.0)
         if self._admin is not None:
             await self._admin.stop()
+        await asyncio.to_thread(self._spans.close)
 
 
 class _Parts:
@@ -347,6 +359,7 @@ class _Parts:
             rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
             transports=tuple(self.transports),
             profile=loaded.profile.label,
+            topology=read_topology(config.device),
         )
 
     def _services(
@@ -359,7 +372,6 @@ class _Parts:
             model=self.model,
             geometry=geometry,
             links=Links(peer=self.client, transports=self.transports),
-            topology=read_topology(config.device),
             policy=DeliveryPolicy(
                 tries=config.delivery_tries, reserve_wait_s=config.reserve_wait_s
             ),

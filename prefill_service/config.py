@@ -40,6 +40,10 @@ class PrefillConfig:
     """host:port that peers connect to; empty takes the bound one."""
     log_format: str = "auto"
     """Log lines: json, text, or auto (text on a terminal)."""
+    otlp_endpoint: str = ""
+    """OTLP/gRPC collector of traces, like http://localhost:4317 (extra otel); empty sends none."""
+    otlp_sample_ratio: float = 1.0
+    """Share of the requests that are traced when their caller does not say, 0 to 1."""
     max_model_len: int = 0
     """Longest context in tokens; 0 takes the model's."""
     chunk_tokens: int = 1024

@@ -112,7 +112,9 @@ class ComputeThread:
             tokens = first_tokens(output.logits_V, job.request)
             loop.call_soon_threadsafe(job.emit, FirstTokens(tokens))
             slab.finish()
-            trace = traced and traced.trace(output.plan, scores_C=output.scores_C)
+            trace = None
+            if traced is not None:
+                trace = traced.trace(output.plan, scores_C=output.scores_C)
         finally:
             self._last_beat = None
         return Computed(

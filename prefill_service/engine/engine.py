@@ -247,7 +247,9 @@ class PrefillEngine:
 
     def _spawn(self, job: PrefillJob, work: Coroutine[Any, Any, Sealed]) -> None:
         task = asyncio.create_task(
-            self._run_to_end(job, work), name=f"prefill-{job.key.handoff_id}-{job.key.attempt}"
+            self._run_to_end(job, work),
+            name=f"prefill-{job.key.handoff_id}-{job.key.attempt}",
+            context=job.context,
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

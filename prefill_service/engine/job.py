@@ -132,6 +132,8 @@ class PrefillJob:
     def __init__(self, request: PromptRequest) -> None:
         self.request = request
         self.created = time.monotonic()
+        self.context = copy_context()
+        """The caller's request id and trace, for the tasks that work on the prompt."""
         self.outcome: Sealed | Failed | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()

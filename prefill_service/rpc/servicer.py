@@ -11,11 +11,13 @@ import grpc.aio
 from prefill_service.engine.engine import PrefillEngine
 from prefill_service.engine.job import Failed, PrefillJob
 from prefill_service.rpc.events import event_to_pb, sealed_to_pb
+from prefill_service.rpc.prompt_spans import PromptSpans
 from prefill_service.rpc.requests import ModelLimits, prompt_from_pb, targets_from_pb
 from protos.tandem.v1 import prefill_pb2, prefill_pb2_grpc
 from shared.errors import InvalidRequestError
 from shared.grammar.compiler import GrammarCompiler
 from shared.telemetry.logs import log_context
+from shared.telemetry.spans import current_span
 from shared.wire.identity import handoff_from_pb, handoff_to_pb
 
 SERVICE_NAME = prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name
@@ -51,8 +53,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             prompt = replace(prompt, matcher=matcher)
         with log_context(handoff_id=prompt.key.handoff_id):
             job = self._engine.submit(prompt)
+        spans = PromptSpans(current_span())
         try:
             async for event in job.events():
+                spans.take(event)
                 yield event_to_pb(event)
         finally:
             self._leave(job)

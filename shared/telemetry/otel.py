@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import StatusCode
 
-from shared.telemetry.spans import Attributes, Recorder, Span, SpanKind
+from shared.telemetry.spans import Attributes, Span, SpanKind, SpanOwner
 from shared.telemetry.trace_context import TraceContext
 
 CLOSE_S = 3.0
@@ -40,26 +40,26 @@ class OtelSource:
 
     Args:
         exporter: takes batches of ended spans.
-        recorder: who records.
+        owner: whose spans they are.
         sample_ratio: share of the requests without a caller's decision that are recorded.
     """
 
     def __init__(
-        self, exporter: SpanExporter, *, recorder: Recorder, sample_ratio: float = 1.0
+        self, exporter: SpanExporter, *, owner: SpanOwner, sample_ratio: float = 1.0
     ) -> None:
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
             resource=Resource.create(
                 {
-                    "service.name": f"tandem-{recorder.role}",
-                    "service.instance.id": recorder.worker_id,
-                    "service.version": recorder.version,
+                    "service.name": f"tandem-{owner.role}",
+                    "service.instance.id": owner.worker_id,
+                    "service.version": owner.version,
                 }
             ),
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("tandem", recorder.version)
+        self._tracer = self._provider.get_tracer("tandem", owner.version)
 
     def root(
         self, name: str, *, parent: TraceContext | None, attributes: Attributes | None = None
@@ -112,8 +112,7 @@ class _OtelSpan:
             context=_under(self._span),
             kind=_KINDS[kind],
             attributes=attributes,
-            # Spans carry wall-clock times.
-            start_time=time.time_ns() - round(started_s_ago * _NS),
+            start_time=_ago(started_s_ago),
         )
         return _OtelSpan(span, self._tracer)
 
@@ -130,8 +129,13 @@ class _OtelSpan:
         self._span.set_attribute("error.type", code)
         self._span.set_status(StatusCode.ERROR, code)
 
-    def end(self) -> None:
-        self._span.end()
+    def end(self, *, s_ago: float = 0.0) -> None:
+        self._span.end(_ago(s_ago))
+
+
+def _ago(seconds: float) -> int:
+    """A wall-clock time in nanoseconds, which is what spans carry."""
+    return time.time_ns() - round(seconds * _NS)
 
 
 def _under(span: trace.Span) -> Context:

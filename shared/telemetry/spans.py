@@ -21,7 +21,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorder:
+class SpanOwner:
     """The process whose spans they are."""
 
     role: str
@@ -66,8 +66,8 @@ class Span(Protocol):
     def fail(self, code: str) -> None:
         """The work failed with an error of this code."""
 
-    def end(self) -> None:
-        """The work is over."""
+    def end(self, *, s_ago: float = 0.0) -> None:
+        """The work is over, now or since some seconds."""
 
 
 class SpanSource(Protocol):
@@ -117,7 +117,7 @@ class QuietSpan:
     def fail(self, code: str) -> None:
         """Not recorded."""
 
-    def end(self) -> None:
+    def end(self, *, s_ago: float = 0.0) -> None:
         """Not recorded."""
 
 

@@ -3,14 +3,14 @@
 from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
-from shared.telemetry.spans import QuietSource, Recorder, SpanSource
+from shared.telemetry.spans import QuietSource, SpanOwner, SpanSource
 
 
-def open_spans(recorder: Recorder, *, endpoint: str, sample_ratio: float) -> SpanSource:
+def open_spans(owner: SpanOwner, *, endpoint: str, sample_ratio: float) -> SpanSource:
     """The source of a role: quiet without an endpoint, else one that sends spans by OTLP.
 
     Args:
-        recorder: who records.
+        owner: whose spans they are.
         endpoint: URL of an OTLP/gRPC collector; https encrypts.
         sample_ratio: share of the requests without a caller's decision that are recorded.
 
@@ -36,4 +36,4 @@ def open_spans(recorder: Recorder, *, endpoint: str, sample_ratio: float) -> Spa
             "otlp_endpoint is set, but OpenTelemetry is not installed; install the extra "
             "`tandem-llm[otel]`, or leave otlp_endpoint empty"
         ) from error
-    return OtelSource(otlp_exporter(endpoint), recorder=recorder, sample_ratio=sample_ratio)
+    return OtelSource(otlp_exporter(endpoint), owner=owner, sample_ratio=sample_ratio)

@@ -11,8 +11,8 @@ from shared.errors import ConfigError, OverloadedError
 from shared.telemetry.otel import OtelSource
 from shared.telemetry.spans import (
     QuietSource,
-    Recorder,
     SpanKind,
+    SpanOwner,
     child_scope,
     current_span,
     current_trace_id,
@@ -21,13 +21,13 @@ from shared.telemetry.spans import (
 from shared.telemetry.trace_context import fresh_context, parse_context
 from shared.telemetry.tracing import open_spans
 
-WHO = Recorder(role="gateway", worker_id="g1", version="9")
+WHO = SpanOwner(role="gateway", worker_id="g1", version="9")
 
 
 @pytest.fixture
 def exported():
     exporter = InMemorySpanExporter()
-    source = OtelSource(exporter, recorder=WHO)
+    source = OtelSource(exporter, owner=WHO)
     yield source, exporter
     source.close()
 
@@ -106,7 +106,7 @@ def test_the_first_error_is_told_and_cancels_are_none(exported):
 
 def test_callers_decide_and_the_ratio_decides_for_the_others():
     exporter = InMemorySpanExporter()
-    source = OtelSource(exporter, recorder=WHO, sample_ratio=0.0)
+    source = OtelSource(exporter, owner=WHO, sample_ratio=0.0)
     source.root("unasked", parent=None).end()
     source.root("asked", parent=parse_context(f"00-{'a' * 32}-{'b' * 16}-01")).end()
     assert list(finished(source, exporter)) == ["asked"]
