@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from decode_service.engine.branches import MOST_TAIL_SLOTS
 from decode_service.engine.handoffs import ReserveSpec
 from shared.errors import ContextLengthError, InvalidRequestError, ManifestError
 from shared.kv.geometry import pages_for
@@ -36,6 +37,8 @@ class GroupTokens:
     """Slots of each whole layer."""
     rest: int
     """Slots of each other layer."""
+    branch: int = 0
+    """Slots of a further answer to the same prompt, in every layer."""
 
 
 def admit(spec: ReserveSpec, capacity: Capacity) -> GroupTokens:
@@ -54,7 +57,8 @@ def admit(spec: ReserveSpec, capacity: Capacity) -> GroupTokens:
             f"{capacity.max_model_len}, answer included; shorten the prompt"
         )
     growth = min(spec.max_new_tokens, capacity.max_model_len - spec.prompt_tokens) - 1
-    tokens = GroupTokens(spec.prompt_tokens + growth, spec.kept_tokens + growth)
+    own = MOST_TAIL_SLOTS + growth if spec.num_branches > 1 else 0
+    tokens = GroupTokens(spec.prompt_tokens + growth, spec.kept_tokens + growth, own)
     _check_size(spec, capacity, tokens)
     return tokens
 
@@ -70,12 +74,6 @@ def _check_model(spec: ReserveSpec, capacity: Capacity) -> None:
 
 
 def _check_counts(spec: ReserveSpec, capacity: Capacity) -> None:
-    if spec.num_branches > 1:
-        raise InvalidRequestError(
-            f"{spec.num_branches} answers were asked for, but this worker generates one a request; "
-            "send n separate requests",
-            param="n",
-        )
     checks = (
         (1 <= spec.kept_tokens <= spec.prompt_tokens, "kept_tokens"),
         (0 <= spec.whole_layers <= capacity.identity.num_layers, "whole_layers"),
@@ -104,12 +102,14 @@ def _check_size(spec: ReserveSpec, capacity: Capacity, tokens: GroupTokens) -> N
             f"the KV cache of the prompt needs {spec.slab_bytes} bytes of landing slab, this "
             f"worker has {capacity.slab_bytes}; raise --slab-bytes or shorten the prompt"
         )
-    front, rest = pages_for(tokens.front), pages_for(tokens.rest)
+    others = (spec.num_branches - 1) * pages_for(tokens.branch)
+    front, rest = pages_for(tokens.front) + others, pages_for(tokens.rest) + others
     has_front = capacity.whole_layers == 0 or front <= capacity.pages_front
     has_rest = capacity.whole_layers == capacity.identity.num_layers or rest <= capacity.pages_rest
     if not (has_front and has_rest):
         raise InvalidRequestError(
             f"the request needs {front} and {rest} KV pages in the two length groups, this worker "
             f"has {capacity.pages_front} and {capacity.pages_rest} in all; raise --kv-bytes, "
-            "shorten the prompt or lower max_tokens"
+            "shorten the prompt or lower max_tokens" + (" or n" if others else ""),
+            param="n" if others else None,
         )

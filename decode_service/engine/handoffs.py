@@ -5,6 +5,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 
+from decode_service.engine.branches import Branches
 from decode_service.engine.kv_cache import SequencePages
 from decode_service.engine.sequence import PromptKv
 from shared.errors import StaleWriteError
@@ -76,12 +77,17 @@ class AdoptedKv:
 
     manifest: KvManifest
     """What was promised and verified."""
-    prompt: PromptKv
-    """Its pages and positions."""
+    branches: tuple[PromptKv, ...]
+    """Its pages and positions as each answer sees them; the first one's hold the prompt."""
     prompt_ids: tuple[int, ...]
     """Prompt tokens, or nothing when no penalty looks at them."""
     seconds: float
     """Duration of verification and scatter."""
+
+    @property
+    def prompt(self) -> PromptKv:
+        """As the first answer sees it."""
+        return self.branches[0]
 
 
 @dataclass(slots=True)
@@ -104,6 +110,7 @@ class Reservation:
     spec: ReserveSpec
     lease: SlabLease
     pages: SequencePages
+    """Of the first answer: the prompt and room to grow. Held until all answers are over."""
     machine: HandoffStateMachine
     deadline: float | None
     """Clock time at which the lease ends; None while the engine works on it."""
@@ -111,13 +118,23 @@ class Reservation:
     """A push stream has shown life and has not ended."""
     pinned: bool = False
     """The intake reads the slab or writes the pages."""
-    running: bool = False
-    """A Decode call has claimed it."""
+    own_pages: dict[int, SequencePages] = field(default_factory=dict)
+    """Of each further answer that is not over."""
     adopted: AdoptedKv | None = None
     """Set by the intake once the pages hold the prompt."""
     holds_slab: bool = True
     """False after the slab slot was given back or put in quarantine."""
+    branches: Branches = field(init=False)
+    """Its answers."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.branches = Branches(self.spec.num_branches)
+
+    @property
+    def running(self) -> bool:
+        """Whether the engine works on any of its answers."""
+        return bool(self.branches.running)
 
     @property
     def key(self) -> HandoffKey:
@@ -188,4 +205,12 @@ def stale(key: HandoffKey, what: str) -> StaleWriteError:
     return StaleWriteError(
         f"handoff {key.handoff_id!r} attempt {key.attempt} {what}: a late, repeated or unknown "
         "message, or its lease ran out; start a new attempt"
+    )
+
+
+def not_granted(slot: int, generation: int) -> StaleWriteError:
+    """The error of a write into a slot that its writer does not hold."""
+    return StaleWriteError(
+        f"slab slot {slot} generation {generation} is not granted (any more): the handoff ended "
+        "or its lease ran out; start a new attempt"
     )

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from decode_service.engine.branches import branch_prompt, copy_tails
 from decode_service.engine.engine import DecodeEngine
 from decode_service.engine.handoffs import AdoptedKv, Reservation, stale
 from decode_service.engine.kv_cache import PagedKvCache, SequencePages
@@ -119,7 +120,7 @@ class Intake:
             await self._scatter(manifest, view, granted.pages)
             adopted = AdoptedKv(
                 manifest=manifest,
-                prompt=prompt,
+                branches=(prompt, *await self._branch(prompt, granted)),
                 prompt_ids=prompt_ids,
                 seconds=self._clock() - started,
             )
@@ -127,6 +128,14 @@ class Intake:
             granted.adopted = adopted
             self._table.end_commit(granted)
         return adopted
+
+    async def _branch(self, prompt: PromptKv, granted: Reservation) -> list[PromptKv]:
+        own = granted.own_pages
+        others = [branch_prompt(self._cache, prompt, own[branch]) for branch in sorted(own)]
+        if others:
+            copy = partial(copy_tails, self._cache, prompt, others)
+            await self._engine.between_steps(copy)
+        return others
 
     async def _scatter(self, manifest: KvManifest, view: memoryview, pages: SequencePages) -> None:
         for batch in _batches(manifest):

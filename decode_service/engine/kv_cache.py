@@ -76,18 +76,13 @@ class KvPool:
     def allocate(self, tokens: int) -> GroupPages | None:
         """Takes the pages of `tokens` slots, or None when there are too few."""
         pages = self.pages.allocate(self.pages_needed(tokens))
-        return None if pages is None else self._held(pages)
+        return None if pages is None else page_table(pages, self.memory.device)
 
     def shrink(self, held: GroupPages, *, by: int) -> GroupPages:
         """Gives the last `by` pages back; returns those that are left."""
         assert 0 <= by < len(held.pages), "a row keeps a page"
         self.pages.free(held.pages[len(held.pages) - by :])
-        return self._held(held.pages[: len(held.pages) - by])
-
-    def _held(self, pages: Sequence[int]) -> GroupPages:
-        contiguous = bool(pages) and pages[-1] - pages[0] == len(pages) - 1
-        table = torch.tensor(pages, dtype=torch.int64, device=self.memory.device)
-        return GroupPages(pages=tuple(pages), start=pages[0] if contiguous else None, table=table)
+        return page_table(held.pages[: len(held.pages) - by], self.memory.device)
 
     def pages_needed(self, tokens: int) -> int:
         """Pages of `tokens` slots; a group without layers needs none."""
@@ -248,6 +243,13 @@ class PagedKvCache:
                     f"{pool.pages.num_used} pages of group {group.name} are held while no request "
                     "lives: a release was missed; report this"
                 )
+
+
+def page_table(pages: Sequence[int], device: torch.device) -> GroupPages:
+    """Pages in logical order as a row reads them."""
+    run = bool(pages) and list(pages) == list(range(pages[0], pages[0] + len(pages)))
+    table = torch.tensor(pages, dtype=torch.int64, device=device)
+    return GroupPages(pages=tuple(pages), start=pages[0] if run else None, table=table)
 
 
 def _scatter(paged: torch.Tensor, table: torch.Tensor, prompt_NGD: torch.Tensor) -> None:

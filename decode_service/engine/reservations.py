@@ -6,8 +6,7 @@ remembered for a while so that late messages are recognised, and a slot whose wr
 alive is quarantined until it is gone.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from decode_service.engine.admission import Capacity, admit
 from decode_service.engine.handoffs import (
@@ -18,23 +17,19 @@ from decode_service.engine.handoffs import (
     Reservation,
     ReservationLimits,
     ReserveSpec,
+    not_granted,
     stale,
 )
 from decode_service.engine.kv_cache import PagedKvCache
-from shared.errors import InternalError, StaleWriteError
+from decode_service.engine.page_grant import free_all, free_own, take_pages
+from decode_service.engine.quarantine import Quarantine
+from shared.errors import InternalError
 from shared.kv.slab import Slab
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
 
 BEFORE_COMMIT = frozenset({HandoffState.RESERVED, HandoffState.STREAMING, HandoffState.SEALED})
 OPEN_TO_WRITES = frozenset({HandoffState.RESERVED, HandoffState.STREAMING})
 BUSY_RETRY_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class _Quarantined:
-    generation: int
-    until: float
-    machine: HandoffStateMachine
 
 
 class ReservationTable:
@@ -64,12 +59,10 @@ class ReservationTable:
         self._clock = clock
         self._live: dict[HandoffKey, Reservation] = {}
         self._by_slot: dict[int, Reservation] = {}
-        self._quarantined: dict[int, _Quarantined] = {}
+        self._quarantine = Quarantine(slab, longest_s=limits.quarantine_s, clock=clock)
         self._past = PastHandoffs(remember_s=limits.remember_s, remember_max=limits.remember_max)
         self.draining = False
         self.counters = HandoffCounters()
-
-    # --- grants -----------------------------------------------------------------------------
 
     def reserve(self, spec: ReserveSpec) -> Reservation | Busy:
         """Grants a slab slot and all pages of a request; asking again gives the same grant.
@@ -88,13 +81,15 @@ class ReservationTable:
         lease = self._slab.reserve(spec.slab_bytes)
         if lease is None:
             return self._busy(BusyReason.SLAB_FULL)
-        pages = self._cache.reserve(front_tokens=tokens.front, rest_tokens=tokens.rest)
+        pages = take_pages(self._cache, tokens, num_branches=spec.num_branches)
         if pages is None:
             self._slab.release(lease.slot, lease.generation)
             return self._busy(BusyReason.PAGES_FULL)
         machine = HandoffStateMachine(spec.handoff)
         machine.advance(HandoffState.RESERVED)
-        granted = Reservation(spec, lease, pages, machine, self._clock() + self._limits.lease_s)
+        deadline = self._clock() + self._limits.lease_s
+        own = dict(enumerate(pages[1:], start=1))
+        granted = Reservation(spec, lease, pages[0], machine, deadline, own_pages=own)
         self._live[spec.handoff] = granted
         self._by_slot[lease.slot] = granted
         self.counters.granted += 1
@@ -128,9 +123,8 @@ class ReservationTable:
 
     def writer_closed(self, slot: int, generation: int, *, clean: bool) -> None:
         """The push stream is over; a broken one ends the handoff."""
-        waiting = self._quarantined.get(slot)
-        if waiting is not None and waiting.generation == generation:
-            self._end_quarantine(slot)
+        if self._quarantine.holds(slot, generation):
+            self._quarantine.end(slot)
             return
         granted = self._by_slot.get(slot)
         if granted is None or granted.lease.generation != generation:
@@ -147,8 +141,6 @@ class ReservationTable:
         granted.deadline = self._clock() + self._limits.lease_s
         granted.notify()
 
-    # --- commit and decode ------------------------------------------------------------------
-
     def find(self, key: HandoffKey) -> Reservation:
         """The live handoff of this name.
 
@@ -156,10 +148,10 @@ class ReservationTable:
             StaleWriteError: there is none (any more).
         """
         granted = self._live.get(key)
-        if granted is None:
-            state = self._late(key)
-            raise stale(key, f"is {state.value}" if state else "is not known here")
-        return granted
+        if granted is not None:
+            return granted
+        state = self._late(key)
+        raise stale(key, f"is {state.value}" if state else "is not known here")
 
     def check_grant(self, granted: Reservation, *, slot: int, generation: int) -> None:
         """Compares what a commit says with what was granted; a wrong one is not obeyed at all.
@@ -199,30 +191,27 @@ class ReservationTable:
         self.counters.adopted += 1
         granted.notify()
 
-    def claim(self, key: HandoffKey) -> Reservation:
-        """Hands adopted pages to the one Decode call that may use them.
+    def claim(self, key: HandoffKey, branch: int = 0) -> Reservation:
+        """Hands the adopted pages of an answer to the one Decode call that may use them.
 
         Raises:
             StaleWriteError: not adopted, or already claimed.
         """
         granted = self.find(key)
-        if granted.state is not HandoffState.ADOPTED or granted.running:
+        adopted = granted.state is HandoffState.ADOPTED
+        if not adopted or not granted.branches.claim(branch):
             self._count_late(granted)
-            what = "already decodes" if granted.running else f"is {granted.state.value}"
+            what = f"answer {branch} already decodes" if adopted else f"is {granted.state.value}"
             raise stale(key, f"{what} and cannot start to decode")
-        granted.running = True
-        granted.deadline = None
+        if not granted.branches.waiting:
+            granted.deadline = None
         return granted
 
-    def release(self, granted: Reservation) -> None:
-        """Ends a claimed handoff: the engine no longer uses its pages."""
-        assert granted.running, "only a claimed handoff is released"
-        granted.running = False
-        granted.machine.advance(HandoffState.RELEASED)
-        self.counters.released += 1
-        self._bury(granted)
-
-    # --- endings ----------------------------------------------------------------------------
+    def release(self, granted: Reservation, branch: int = 0) -> None:
+        """Ends a claimed answer: the engine no longer uses its pages."""
+        granted.branches.end(branch)
+        free_own(self._cache, granted, [branch])
+        self._release_if_over(granted)
 
     def abort(self, key: HandoffKey) -> bool:
         """Ends a handoff that does not decode; twice is fine, and an unknown one stays ended.
@@ -237,21 +226,25 @@ class ReservationTable:
                 machine.advance(HandoffState.ABORTING)
                 machine.advance(HandoffState.ABORTED)
                 self._past.remember(machine, now=self._clock())
-        elif not granted.running:
-            self._abort(granted)
-        return not any(q.machine.key == key for q in self._quarantined.values())
+        else:
+            self._give_up(granted, range(granted.branches.count))
+        return not self._quarantine.waits_for(key)
+
+    def give_up(self, key: HandoffKey, branch: int) -> None:
+        """Nobody will ask for an answer; one that is not among them means all that wait."""
+        granted = self._live.get(key)
+        if granted is not None:
+            count = granted.branches.count
+            self._give_up(granted, [branch] if branch < count else range(count))
 
     def reap(self) -> None:
         """Ends leases that ran out, quarantines that lasted too long, and old memories."""
         now = self._clock()
-        for granted in [g for g in self._live.values() if g.deadline is not None]:
-            if granted.deadline is not None and granted.deadline <= now:
-                self._expire(granted)
-        for slot in [s for s, q in self._quarantined.items() if q.until <= now]:
-            self._end_quarantine(slot)
+        live = list(self._live.values())
+        for granted in [g for g in live if g.deadline is not None and g.deadline <= now]:
+            self._expire(granted)
+        self._quarantine.reap()
         self._past.forget(now)
-
-    # --- views ------------------------------------------------------------------------------
 
     @property
     def num_live(self) -> int:
@@ -261,7 +254,7 @@ class ReservationTable:
     @property
     def num_quarantined(self) -> int:
         """Slots that wait for their writers."""
-        return len(self._quarantined)
+        return len(self._quarantine)
 
     @property
     def num_remembered(self) -> int:
@@ -275,7 +268,7 @@ class ReservationTable:
     @property
     def idle(self) -> bool:
         """Whether nothing is held."""
-        return not self._live and not self._quarantined
+        return not self._live and not len(self._quarantine)
 
     def states(self) -> dict[HandoffState, int]:
         """How many live handoffs are in each state."""
@@ -299,8 +292,6 @@ class ReservationTable:
                 f"{self.num_quarantined} in quarantine: a slot was lost; report this"
             )
 
-    # --- inside -----------------------------------------------------------------------------
-
     def _repeated(self, spec: ReserveSpec) -> Reservation | None:
         granted = self._live.get(spec.handoff)
         if granted is None:
@@ -322,10 +313,7 @@ class ReservationTable:
         granted = self._by_slot.get(slot)
         if granted is None or granted.lease.generation != generation:
             self.counters.late += 1
-            raise StaleWriteError(
-                f"slab slot {slot} generation {generation} is not granted (any more): the handoff "
-                "ended or its lease ran out; start a new attempt"
-            )
+            raise not_granted(slot, generation)
         if granted.state not in OPEN_TO_WRITES:
             self._count_late(granted)
             raise stale(granted.key, f"is {granted.state.value} and takes no more bytes")
@@ -362,14 +350,39 @@ class ReservationTable:
             granted.machine.advance(HandoffState.ABORTED)
         self._bury(granted)
 
+    def _give_up(self, granted: Reservation, branches: Iterable[int]) -> None:
+        """Ends answers that wait for their call; what runs is ended by its own stream."""
+        dropped = granted.branches.give_up(branches)
+        if granted.state is not HandoffState.ADOPTED:
+            # What is being written or copied keeps its pages until the handoff ends as a whole.
+            if granted.branches.over:
+                self._abort(granted)
+            return
+        free_own(self._cache, granted, dropped)
+        if granted.branches.over and not granted.branches.started:
+            self._abort(granted)
+            return
+        if not granted.branches.waiting:
+            granted.deadline = None
+        self._release_if_over(granted)
+
+    def _release_if_over(self, granted: Reservation) -> None:
+        if granted.branches.over:
+            granted.machine.advance(HandoffState.RELEASED)
+            self.counters.released += 1
+            self._bury(granted)
+
     def _expire(self, granted: Reservation) -> None:
+        if granted.running:
+            self._give_up(granted, granted.branches.waiting)
+            return
         granted.machine.advance(HandoffState.EXPIRED)
         self.counters.expired += 1
         self._bury(granted)
 
     def _bury(self, granted: Reservation) -> None:
         self._drop_slab(granted)
-        self._cache.release(granted.pages)
+        free_all(self._cache, granted)
         del self._live[granted.key]
         self._past.remember(granted.machine, now=self._clock())
         granted.notify()
@@ -383,13 +396,4 @@ class ReservationTable:
         if not granted.writer_active:
             self._slab.release(lease.slot, lease.generation)
             return
-        self._slab.quarantine(lease.slot, lease.generation)
-        self._quarantined[lease.slot] = _Quarantined(
-            lease.generation, self._clock() + self._limits.quarantine_s, granted.machine
-        )
-
-    def _end_quarantine(self, slot: int) -> None:
-        waiting = self._quarantined.pop(slot)
-        self._slab.release(slot, waiting.generation)
-        if waiting.machine.state is HandoffState.DRAINING:
-            waiting.machine.advance(HandoffState.ABORTED)
+        self._quarantine.put(lease, granted.machine)

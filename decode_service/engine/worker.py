@@ -6,6 +6,7 @@ the engine thread.
 
 import asyncio
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,8 @@ from decode_service.engine.sequence import Sequence
 from decode_service.engine.stop import StopTracker, StopVerdict
 from decode_service.engine.stream import Ending, TokenStream
 from shared.errors import ConfigError, DeadlineError, InvalidRequestError, TandemError
+from shared.grammar.compiler import GrammarCompiler
+from shared.grammar.matcher import GrammarMatcher
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.effective import effective_sparsity
 from shared.types.handoff import HandoffKey, HandoffState
@@ -50,6 +53,8 @@ class DecodeCall:
     """When the answer ends, the first token counted."""
     options: RequestOptions
     """Overrides of the profile."""
+    grammar: str = ""
+    """What the answer must conform to; empty: anything."""
     branch: int = 0
     """Which of n answers."""
     deadline_s: float | None = None
@@ -113,7 +118,7 @@ class DecodeWorker:
         table: reservations.
         intake: serves commits.
         engine: steps the rows.
-        tokenizer: for stop strings.
+        tokenizer: for stop strings and grammars.
         settings: sizes and profile.
         observer: hears of endings.
         clock: monotonic seconds.
@@ -134,15 +139,16 @@ class DecodeWorker:
         self.intake = intake
         self.engine = engine
         self._tokenizer = tokenizer
+        self._grammars = GrammarCompiler(tokenizer)
         self._settings = settings
         self._observer = observer
         self._clock = clock
-        self._generations: dict[HandoffKey, Generation] = {}
+        self._generations: dict[HandoffKey, dict[int, Generation]] = {}
 
     @property
     def num_generations(self) -> int:
         """Generations that hold pages."""
-        return len(self._generations)
+        return sum(len(branches) for branches in self._generations.values())
 
     def reserve(self, spec: ReserveSpec) -> Reservation | Busy:
         """Grants room or says busy; see `ReservationTable.reserve` for its errors."""
@@ -169,7 +175,8 @@ class DecodeWorker:
         """Starts a generation; the caller reads its stream to the ending or cancels it.
 
         Waits a bounded time for a commit that is under way. A call that is refused after its
-        commit, or given up while it waits, ends the handoff: nobody else will ask for it.
+        commit, or given up while it waits, ends its branch, and with the last one the handoff:
+        nobody else will ask for it.
 
         Raises:
             StaleWriteError: unknown, over, not committed in time, or already decoding.
@@ -181,15 +188,18 @@ class DecodeWorker:
         deadline = None if call.deadline_s is None else submitted_at + call.deadline_s
         granted = self.table.find(call.handoff)
         try:
-            self._check_call(call)
+            self._check_call(call, granted)
+            matcher = await self._matcher(call)
             wait_s = self._settings.commit_wait_s
             if call.deadline_s is not None:
                 wait_s = min(wait_s, call.deadline_s)
             await granted.leave(_BEFORE_ADOPTION, timeout_s=wait_s)
             self._check_time(deadline)
-            row = self._make_row(call, granted, submitted_at=submitted_at, deadline=deadline)
+            row = self._make_row(
+                call, granted, matcher, submitted_at=submitted_at, deadline=deadline
+            )
         except (asyncio.CancelledError, ConfigError, InvalidRequestError, DeadlineError):
-            self.table.abort(call.handoff)
+            self.table.give_up(call.handoff, call.branch)
             raise
         return self._start(row, granted, call)
 
@@ -206,17 +216,17 @@ class DecodeWorker:
         return known
 
     def cancel_generation(self, key: HandoffKey) -> bool:
-        """Ends a running generation before the next step; False when there is none."""
-        generation = self._generations.get(key)
-        if generation is None:
-            return False
-        generation.cancel()
-        return True
+        """Ends all running branches before the next step; False when there is none."""
+        running = self._generations.get(key, {})
+        for generation in running.values():
+            generation.cancel()
+        return bool(running)
 
     def _make_row(
         self,
         call: DecodeCall,
         granted: Reservation,
+        matcher: GrammarMatcher | None,
         *,
         submitted_at: float,
         deadline: float | None,
@@ -226,8 +236,8 @@ class DecodeWorker:
         sequence = None
         if granted.adopted is not None:
             self._check_against(call, granted, granted.adopted)
-            sequence = self._make_sequence(call, granted.adopted)
-        self.table.claim(call.handoff)
+            sequence = self._make_sequence(call, granted.adopted, matcher)
+        self.table.claim(call.handoff, call.branch)
         adopted = granted.adopted
         assert adopted is not None, "a claimed handoff was adopted"
         assert sequence is not None, "made from what was adopted"
@@ -239,18 +249,34 @@ class DecodeWorker:
                 tokenizer=self._tokenizer,
             ),
             stream=TokenStream(limit=settings.stream_queue_tokens, on_room=self.engine.poke),
-            on_end=lambda ending: self._ended(granted, ending),
+            on_end=self._when_ended(granted, call.branch),
             deadline=deadline,
             submitted_at=submitted_at,
         )
 
-    def _make_sequence(self, call: DecodeCall, adopted: AdoptedKv) -> Sequence:
+    async def _matcher(self, call: DecodeCall) -> GrammarMatcher | None:
+        """Where the answer stands in its grammar after the first token."""
+        if not call.grammar:
+            return None
+        matcher = await self._grammars.compile(call.grammar)
+        if not matcher.admits(call.first_token):
+            raise InvalidRequestError(
+                f"the first token {call.first_token} is outside the grammar; send both services "
+                "the same grammar",
+                param="first_token",
+            )
+        matcher.accept(call.first_token)
+        return matcher
+
+    def _make_sequence(
+        self, call: DecodeCall, adopted: AdoptedKv, matcher: GrammarMatcher | None
+    ) -> Sequence:
         """Made before the pages are claimed: a policy that refuses the row leaves them alone."""
         settings = self._settings
         identity = settings.capacity.identity
         return Sequence(
             key=call.handoff,
-            prompt=adopted.prompt,
+            prompt=adopted.branches[call.branch],
             policy=effective_policy(
                 settings.sparsity, call.options, num_layers=identity.num_layers
             ),
@@ -261,6 +287,7 @@ class DecodeWorker:
             generated=[call.first_token],
             branch=call.branch,
             draws=adopted.manifest.draws,
+            matcher=matcher,
             prompt_ids=adopted.prompt_ids,
             traced=call.options.trace,
         )
@@ -272,7 +299,7 @@ class DecodeWorker:
             num_layers=self._settings.capacity.identity.num_layers,
         )
         generation = Generation(row, self.engine, pages=summary_of(effective))
-        self._generations[call.handoff] = generation
+        self._generations.setdefault(call.handoff, {})[call.branch] = generation
         verdict = row.tracker.observe(call.first_token)
         if verdict is not None:
             self._end_at_once(row, verdict)
@@ -280,8 +307,7 @@ class DecodeWorker:
         try:
             self.engine.join(row)
         except TandemError:
-            del self._generations[call.handoff]
-            self.table.release(granted)
+            self._forget(granted, call.branch)
             raise
         return generation
 
@@ -290,13 +316,25 @@ class DecodeWorker:
         row.stream.deliver([], ending)
         row.on_end(ending)
 
-    def _ended(self, granted: Reservation, ending: Ending) -> None:
-        del self._generations[granted.key]
-        self.table.release(granted)
+    def _forget(self, granted: Reservation, branch: int) -> None:
+        running = self._generations[granted.key]
+        del running[branch]
+        if not running:
+            del self._generations[granted.key]
+        self.table.release(granted, branch)
+
+    def _when_ended(self, granted: Reservation, branch: int) -> Callable[[Ending], None]:
+        """What the engine calls, under the request id and trace of the call that began it."""
+        context = copy_context()
+        return lambda ending: context.run(self._ended, granted, branch, ending)
+
+    def _ended(self, granted: Reservation, branch: int, ending: Ending) -> None:
+        self._forget(granted, branch)
         _log.info(
             "answer ended",
             handoff_id=granted.key.handoff_id,
             attempt=granted.key.attempt,
+            branch=branch,
             reason=ending.reason.value,
             code=ending.error.error_code if ending.error is not None else "",
             tokens=ending.generated_tokens,
@@ -312,11 +350,11 @@ class DecodeWorker:
                 "the request's time was over before its KV cache was adopted; allow more"
             )
 
-    def _check_call(self, call: DecodeCall) -> None:
-        if call.branch != 0:
+    def _check_call(self, call: DecodeCall, granted: Reservation) -> None:
+        if call.branch >= granted.branches.count:
             raise InvalidRequestError(
-                f"branch {call.branch} was asked for, but this worker generates one answer a "
-                "request; send n separate requests",
+                f"branch {call.branch} was asked for, but room was reserved for "
+                f"{granted.branches.count} answers; reserve for as many as are to be decoded",
                 param="n",
             )
         named = {

@@ -12,7 +12,15 @@ from shared.wire.worker import worker_info_to_pb
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 """Full name, for health and reflection."""
 
-CAPABILITIES = ("delta", "dense", "manifest_v1", "pruned_layouts", "per_head_positions", "logprobs")
+CAPABILITIES = (
+    "delta",
+    "dense",
+    "manifest_v1",
+    "pruned_layouts",
+    "per_head_positions",
+    "logprobs",
+    "branches",
+)
 """What a peer may rely on."""
 
 _Context = grpc.aio.ServicerContext[object, object]

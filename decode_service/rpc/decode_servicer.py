@@ -7,16 +7,24 @@ import grpc.aio
 from decode_service.engine.handoffs import Busy, ReserveSpec
 from decode_service.engine.stream import Ending
 from decode_service.engine.worker import DecodeCall, DecodeWorker
+from decode_service.rpc.answer_spans import AnswerSpans
 from protos.tandem.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 from shared.errors import TandemError
 from shared.telemetry.logs import log_context
+from shared.telemetry.spans import current_span
 from shared.types.page_summary import PageSummary
 from shared.wire.errors import error_to_pb
 from shared.wire.identity import handoff_from_pb, identity_from_pb
 from shared.wire.manifest import manifest_from_pb
 from shared.wire.options import options_from_pb
 from shared.wire.pages import pages_to_pb
-from shared.wire.sampling import finish_to_pb, sampling_from_pb, stop_from_pb, token_to_pb
+from shared.wire.sampling import (
+    branches_from_pb,
+    finish_to_pb,
+    sampling_from_pb,
+    stop_from_pb,
+    token_to_pb,
+)
 from shared.wire.trace import page_trace_to_pb
 
 SERVICE_NAME = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
@@ -103,9 +111,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             yield decode_pb2.DecodeResponse(
                 accepted=decode_pb2.DecodeAccepted(worker_id=self._worker_id)
             )
+            spans = AnswerSpans(current_span())
             ending: Ending | None = None
             while ending is None:
                 tokens, ending = await generation.stream.next()
+                spans.take(len(tokens), ending)
                 if tokens:
                     batch = decode_pb2.TokenBatch(tokens=[token_to_pb(t) for t in tokens])
                     yield decode_pb2.DecodeResponse(tokens=batch)
@@ -138,7 +148,7 @@ def _spec_from_pb(request: decode_pb2.ReserveRequest) -> ReserveSpec:
         whole_layers=request.whole_layers,
         slab_bytes=request.slab_bytes,
         max_new_tokens=request.max_new_tokens,
-        num_branches=max(1, request.num_branches),
+        num_branches=branches_from_pb(request.num_branches),
     )
 
 
@@ -149,6 +159,7 @@ def _call_from_pb(request: decode_pb2.DecodeRequest) -> DecodeCall:
         sampling=sampling_from_pb(request.sampling),
         stop=stop_from_pb(request.stop),
         options=options_from_pb(request.options),
+        grammar=request.grammar,
         branch=request.branch,
         deadline_s=request.deadline_ms / 1000 if request.deadline_ms else None,
     )

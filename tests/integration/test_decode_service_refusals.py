@@ -85,7 +85,7 @@ async def test_reservations_that_can_never_fit_are_the_callers_mistake(
     for change, kind in (
         ({"prompt_tokens": 1024, "kept_tokens": 1024}, ContextLengthError),
         ({"slab_bytes": 1 << 30}, InvalidRequestError),
-        ({"num_branches": 2}, InvalidRequestError),
+        ({"num_branches": 129}, InvalidRequestError),
         ({"kept_tokens": 0}, InvalidRequestError),
     ):
         request = peer.reserve_request(KEY, prepared)
@@ -149,7 +149,7 @@ async def test_repetition_penalty_needs_the_prompt(peer: PrefillPeer, prepared: 
     assert error.param == "repetition_penalty"
 
 
-async def test_a_second_branch_is_refused(peer: PrefillPeer, prepared: Prepared) -> None:
+async def test_a_branch_without_room_is_refused(peer: PrefillPeer, prepared: Prepared) -> None:
     await peer.hand_over(KEY, prepared)
     request = peer.decode_request(KEY, prepared)
     request.branch = 1

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from decode_service.engine.admission import Capacity
+from decode_service.engine.branches import branch_prompt
 from decode_service.engine.handoffs import (
     AdoptedKv,
     Reservation,
@@ -67,8 +68,13 @@ class TableParts:
             whole_layers=WHOLE_LAYERS,
             prompt_tokens=tokens,
         )
+        own = granted.own_pages
+        others = [branch_prompt(self.cache, prompt, own[branch]) for branch in sorted(own)]
         return AdoptedKv(
-            manifest=plain_manifest(granted.key, tokens), prompt=prompt, prompt_ids=(), seconds=0.0
+            manifest=plain_manifest(granted.key, tokens),
+            branches=(prompt, *others),
+            prompt_ids=(),
+            seconds=0.0,
         )
 
 

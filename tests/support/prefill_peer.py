@@ -188,7 +188,7 @@ class PrefillPeer:
         await self.channel.close()
 
     def reserve_request(
-        self, key: HandoffKey, prepared: Prepared, *, max_new_tokens: int = 16
+        self, key: HandoffKey, prepared: Prepared, *, max_new_tokens: int = 16, branches: int = 1
     ) -> decode_pb2.ReserveRequest:
         """What a prefill worker would ask."""
         return decode_pb2.ReserveRequest(
@@ -199,15 +199,15 @@ class PrefillPeer:
             whole_layers=WHOLE if prepared.pruned else self.identity.num_layers,
             slab_bytes=prepared.plan.total_bytes,
             max_new_tokens=max_new_tokens,
-            num_branches=1,
+            num_branches=branches,
         )
 
     async def reserve(
-        self, key: HandoffKey, prepared: Prepared, *, max_new_tokens: int = 16
+        self, key: HandoffKey, prepared: Prepared, *, max_new_tokens: int = 16, branches: int = 1
     ) -> Grant:
         """A grant; the test fails when the worker is busy."""
         answer = await self.stub.Reserve(
-            self.reserve_request(key, prepared, max_new_tokens=max_new_tokens)
+            self.reserve_request(key, prepared, max_new_tokens=max_new_tokens, branches=branches)
         )
         assert answer.WhichOneof("result") == "grant", answer
         return Grant(
@@ -271,12 +271,14 @@ class PrefillPeer:
         return replace(prepared.manifest, **({"model": self.identity} | changes))  # type: ignore[arg-type]
 
     async def hand_over(
-        self, key: HandoffKey, prepared: Prepared, *, max_new_tokens: int = 16
+        self, key: HandoffKey, prepared: Prepared, *, max_new_tokens: int = 16, branches: int = 1
     ) -> decode_pb2.Adopted:
         """Reserve, push, commit."""
-        grant = await self.reserve(key, prepared, max_new_tokens=max_new_tokens)
+        grant = await self.reserve(key, prepared, max_new_tokens=max_new_tokens, branches=branches)
         await self.push(grant, prepared)
-        answer = await self.commit(key, grant, prepared)
+        firsts = prepared.manifest.first_tokens * branches
+        manifest = self.manifest(prepared, first_tokens=firsts)
+        answer = await self.commit(key, grant, prepared, manifest=manifest)
         assert answer.WhichOneof("result") == "adopted", answer
         return answer.adopted
 
@@ -299,11 +301,14 @@ class PrefillPeer:
         stop: StopConditions | None = None,
         options: RequestOptions | None = None,
         deadline_ms: int = 0,
+        branch: int = 0,
+        first_token: int | None = None,
     ) -> decode_pb2.DecodeRequest:
         """A Decode call from the prepared first token."""
         return decode_pb2.DecodeRequest(
             handoff=handoff_to_pb(key),
-            first_token=prepared.first_token,
+            branch=branch,
+            first_token=prepared.first_token if first_token is None else first_token,
             sampling=sampling_to_pb(sampling),
             stop=stop_to_pb(stop if stop is not None else StopConditions(max_tokens=16)),
             options=options_to_pb(options if options is not None else RequestOptions()),

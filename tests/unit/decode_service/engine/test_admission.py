@@ -27,7 +27,7 @@ def test_growth_ends_with_the_context() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "names"),
     [
-        ({"num_branches": 2}, InvalidRequestError, "n"),
+        ({"num_branches": 40}, InvalidRequestError, "n"),
         ({"kept_tokens": 0}, InvalidRequestError, "kept_tokens"),
         ({"kept_tokens": 21}, InvalidRequestError, "kept_tokens"),
         ({"whole_layers": 5}, InvalidRequestError, "whole_layers"),
