@@ -95,15 +95,21 @@ class Admission:
         return ticket
 
     def refuse_if_full(self, principal: Principal) -> None:
-        """Spares the work of reading a prompt that no length of could enter.
+        """Spares the work of reading a request that could not enter, however short it is.
 
         Raises:
             OverloadedError: there is room for nothing.
             UnavailableError: the gateway is shutting down.
         """
         self._refuse_when_draining()
-        if principal.key_id in self._by_key:
-            self._check_room(1)
+        full = self.queued_tokens >= self._limit or len(self._tickets) >= self._max_requests
+        if full and principal.key_id in self._by_key:
+            raise OverloadedError(
+                f"{len(self._tickets)} requests with {self.queued_tokens} prompt tokens already "
+                "wait for prefill and there is no room: the load is above the prefill capacity; "
+                "wait as told by retry-after, or add prefill workers",
+                retry_after_s=self.retry_after(1),
+            )
 
     def retry_after(self, tokens: int) -> float:
         """Seconds until `tokens` find room at the present speed, within 1 and 30."""

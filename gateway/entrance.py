@@ -6,6 +6,7 @@ from collections.abc import Callable
 from gateway.admission import Admission, Ticket, Waiting
 from gateway.dispatcher import Dispatcher, Turn
 from gateway.job import GenerationJob
+from gateway.principal import Principal
 from gateway.quotas.quotas import Quotas
 from shared.errors import DeadlineError, OverloadedError
 
@@ -64,6 +65,15 @@ class Entrance:
         self._dispatcher = dispatcher
         self._quotas = quotas
         self._clock = clock
+
+    def refuse_if_full(self, principal: Principal) -> None:
+        """Before any work is done for a request: whether it has a chance.
+
+        Raises:
+            OverloadedError: the queue has room for nothing.
+            UnavailableError: the gateway is shutting down.
+        """
+        self._admission.refuse_if_full(principal)
 
     async def enter(self, job: GenerationJob) -> Place:
         """A place in the queue, charged to the key.

@@ -13,6 +13,7 @@ from gateway.attempt import Attempt, Services
 from gateway.entrance import Entrance
 from gateway.job import Event, Finished, GenerationJob
 from gateway.observer import RequestObserver
+from gateway.principal import current_principal
 from gateway.retry_budget import RetryPolicy
 from gateway.run_state import RunState
 from shared.errors import (
@@ -57,6 +58,15 @@ class Pipeline:
         self._observer = observer
         self._retries = retries
         self.running = InFlight()
+
+    def refuse_if_full(self) -> None:
+        """To be asked before a request is read: tokenizing it for nothing costs the most.
+
+        Raises:
+            OverloadedError: the queue has room for nothing.
+            UnavailableError: the gateway is shutting down.
+        """
+        self._entrance.refuse_if_full(current_principal())
 
     async def generate(self, job: GenerationJob) -> AsyncGenerator[Event, None]:
         """Yields text deltas, the first one at the first token, and one Finished an answer.

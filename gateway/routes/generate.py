@@ -85,6 +85,7 @@ class GenerateRoutes:
         try:
             raw = await read_body(request, limit=self._config.max_body_bytes)
             prepared: Prepared = await prepare(raw, origin)
+            self._pipeline.refuse_if_full()
             if prepared.body.stream:
                 return self._stream(prepared, origin)
             answer = await unless_gone(self._collect(prepared.jobs), request.receive)

@@ -69,6 +69,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         try:
             remaining_s = context.time_remaining()
             job = _until(await self._job(request, origin), origin, remaining_s)
+            self._pipeline.refuse_if_full()
             yield _accepted(job)
             async with aclosing(self._pipeline.generate(job)) as events:
                 async for event in events:
