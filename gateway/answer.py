@@ -23,6 +23,7 @@ class Answer:
         self._stop = job.stop
         self._stop_ids = frozenset(job.stop.token_ids)
         self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._visible = job.plan.visible
         self._filter = StopFilter(job.stop.strings, include_match=job.include_stop)
         self.completion_tokens = 0
         self.reason: FinishReason | None = None
@@ -53,12 +54,19 @@ class Answer:
 
     def _take(self, token_id: int) -> str:
         armed = self.completion_tokens >= self._stop.min_tokens
-        text = self._filter.push(self._detokenizer.push([token_id]), armed=armed)
+        text = self._filter.push(self._text_of(token_id), armed=armed)
         if self._filter.matched is not None:
             self.reason, self.stop_match = FinishReason.STOP, self._filter.matched
         elif self.completion_tokens >= self._stop.max_tokens:
             text += self._end(FinishReason.LENGTH, match=None)
         return text
+
+    def _text_of(self, token_id: int) -> str:
+        """Text that a token completes; markers of tool calls stand in it though they are special."""
+        marker = self._visible.get(token_id)
+        if marker is not None:
+            return self._detokenizer.flush() + marker
+        return self._detokenizer.push([token_id])
 
     def _end(self, reason: FinishReason, *, match: str | None) -> str:
         tail = self._filter.push(self._detokenizer.flush())

@@ -336,6 +336,7 @@ class Attempt:
             token_ids=tuple(job.prompt_ids),
             sampling=job.sampling,
             stop=job.stop,
+            grammar=job.plan.grammar,
             options=job.options,
             targets=tuple(self._targets),
             branches=job.branches,
@@ -350,6 +351,7 @@ class Attempt:
             first_token=self._state.firsts[branch].token_id,
             sampling=job.sampling,
             stop=job.stop,
+            grammar=job.plan.grammar,
             options=job.options,
         )
 

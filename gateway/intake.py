@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.job import GenerationJob
+from gateway.planner import AnswerPlanner
 from gateway.prompt_parts import AskedParts, RenderedChat, refuse_parts, resolve_parts
 from gateway.schema.chat import ChatBody
 from gateway.schema.completions import CompletionBody
@@ -79,15 +80,23 @@ class Intake:
         workers: say what they serve.
         naming: names of the model.
         limits: how much one request may ask for.
+        planner: settles what answers must be.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, workers: Workers, naming: Naming, limits: IntakeLimits
+        self,
+        tokenizer: Tokenizer,
+        *,
+        workers: Workers,
+        naming: Naming,
+        limits: IntakeLimits,
+        planner: AnswerPlanner,
     ) -> None:
         self.tokenizer = tokenizer
         self._workers = workers
         self._naming = naming
         self._limits = limits
+        self.planner = planner
 
     def model_id(self) -> str:
         """The name that answers carry."""
@@ -133,13 +142,14 @@ class Intake:
         """
         self.check_model(body.model)
         self.refuse_too_many(len(body.messages))
+        plan = await self.planner.plan(body)
         prompt = await self.encode_chat(
             [message.for_template() for message in body.messages],
-            body.template_variables(),
+            body.template_variables() | plan.variables(),
             options=options_of(body.tandem),
             asked=parts_of(body.tandem),
         )
-        return self._job(body, prompt, origin, param="messages")
+        return replace(self._job(body, prompt, origin, param="messages"), plan=plan)
 
     async def completion_jobs(self, body: CompletionBody, origin: Origin) -> list[GenerationJob]:
         """One job a prompt.

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gateway.answer_plan import ANY_ANSWER, AnswerPlan
 from gateway.principal import Principal, current_principal
+from gateway.timeline import Timeline
 from shared.types.options import RequestOptions
 from shared.types.page_summary import PageSummary
 from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
+from shared.types.trace import PageTrace, PromptTrace, RequestTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,8 @@ class GenerationJob:
     """Answers to the one prompt, each with draws of its own."""
     options: RequestOptions
     """Overrides of the model profile."""
+    plan: AnswerPlan = ANY_ANSWER
+    """What the answers must be."""
     include_stop: bool = False
     """The matched stop string stays in the text."""
     arrived: float
@@ -77,6 +82,18 @@ Event = TextDelta | Finished
 
 
 @dataclass(slots=True, kw_only=True)
+class Try:
+    """One pair that a request was sent to."""
+
+    prefill: str
+    """Name of the prefill worker."""
+    decode: str
+    """Name of the decode worker that was meant to take the KV, or took it."""
+    failed: str = ""
+    """Error code, when it came to nothing."""
+
+
+@dataclass(slots=True, kw_only=True)
 class RequestReport:
     """What the pair did for one request; filled in while it runs."""
 
@@ -88,6 +105,8 @@ class RequestReport:
     """Durations by phase, in seconds, each measured by the process that ran it."""
     prompt_tokens: int = 0
     """Prompt tokens."""
+    completion_tokens: int = 0
+    """Generated tokens of all answers."""
     kept_tokens: int = 0
     """Tokens kept after the pruning layer."""
     kv_bytes: int = 0
@@ -106,14 +125,38 @@ class RequestReport:
     """Name of the worker that took the KV, or was meant to."""
     pages: PageSummary | None = None
     """What chose the pages that were read; None until decode has ended."""
+    traced: bool = False
+    """The client asked for a trace."""
+    timeline: Timeline = field(default_factory=Timeline)
+    """When the phases were."""
+    tries: list[Try] = field(default_factory=list)
+    """Pairs that were tried, in order."""
+    prompt_trace: PromptTrace | None = None
+    """Which tokens were kept; None unless traced."""
+    page_trace: PageTrace | None = None
+    """Which pages the first answer read; None unless traced."""
 
     @property
     def attended_ratio(self) -> float:
         """Attended over dense; 0 when nothing was decoded after the first token."""
         return self.attended / self.dense if self.dense else 0.0
 
+    def trace(self) -> RequestTrace:
+        """Where the time went so far and, when the client asked, what was kept and read."""
+        return RequestTrace(
+            waterfall=self.timeline.bars(self.phases_s),
+            ttft_s=self.ttft_s,
+            total_s=self.timeline.total_s,
+            prompt=self.prompt_trace,
+            pages=self.page_trace,
+        )
+
+    def extension(self) -> dict[str, object]:
+        """The `tandem` object of a response, with the trace of a client that asked for it."""
+        return self.to_json() | ({"trace": self.trace().to_json()} if self.traced else {})
+
     def to_json(self) -> dict[str, object]:
-        """The `tandem` object of a response; durations in milliseconds."""
+        """The figures of the `tandem` object; durations in milliseconds."""
         return {
             "ttft_ms": round(self.ttft_s * 1000, 3),
             "tokens_per_s": round(self.tokens_per_s, 3),

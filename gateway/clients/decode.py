@@ -71,6 +71,7 @@ def _request(call: DecodeCall, timeout_s: float) -> decode_pb2.DecodeRequest:
         sampling=sampling_to_pb(call.sampling),
         stop=stop_to_pb(call.stop),
         options=options_to_pb(call.options),
+        grammar=call.grammar,
         deadline_ms=max(1, round(timeout_s * 1000)),
     )
 

@@ -35,6 +35,8 @@ class PrefillCall:
     """Overrides of the profile."""
     targets: tuple[Target, ...]
     """Decode workers in order of preference."""
+    grammar: str = ""
+    """What the answer must conform to; empty: anything."""
     branches: int = 1
     """Answers that share the prompt."""
     forced_first_tokens: tuple[int, ...] = ()
@@ -57,6 +59,8 @@ class DecodeCall:
     """When to end."""
     options: RequestOptions
     """Overrides of the profile."""
+    grammar: str = ""
+    """What the answer must conform to; empty: anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,6 +97,7 @@ def _request(call: PrefillCall, timeout_s: float) -> prefill_pb2.PrefillRequest:
         sampling=sampling_to_pb(call.sampling),
         stop=stop_to_pb(call.stop),
         options=options_to_pb(call.options),
+        grammar=call.grammar,
         targets=_targets(call.targets),
         deadline_ms=max(1, round(timeout_s * 1000)),
         forced_first_tokens=call.forced_first_tokens,

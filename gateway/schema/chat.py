@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.schema.generation import Body, GenerationBody, TopLogprobs
+from gateway.schema.structured import ResponseFormat
+from gateway.schema.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 
 TEMPLATE_VARIABLES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 """Template variables that a client may set; others could break the prompt's structure."""
@@ -29,18 +31,33 @@ def _text_of(value: object) -> object:
     return "".join(pieces)
 
 
+def _known_choice(value: object) -> object:
+    """One message instead of one a form."""
+    modes = {"none", "auto", "required"}
+    kinds = {"function", "allowed_tools"}
+    known = value.get("type") in kinds if isinstance(value, dict) else value in modes
+    if value is not None and not known:
+        raise ValueError(
+            "use none, auto, required, or an object of the type function or allowed_tools"
+        )
+    return value
+
+
 class Message(Body):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | None, BeforeValidator(_text_of)] = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The turn as chat templates read it; absent content is an empty string."""
-        turn = self.model_dump(exclude_none=True, exclude=set(self.model_extra or {}))
+        unprinted = {"tool_calls", *(self.model_extra or {})}
+        turn = self.model_dump(exclude_none=True, exclude=unprinted)
+        if self.tool_calls:
+            turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return {"content": "", **turn}
 
 
@@ -51,11 +68,12 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_known_choice)] = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
-    response_format: Any = None
+    response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
     audio: Any = None
     prediction: Any = None
@@ -85,15 +103,11 @@ class ChatBody(GenerationBody):
         return [f"chat_template_kwargs.{name}" for name in given if name not in TEMPLATE_VARIABLES]
 
     def unsupported(self) -> dict[str, tuple[Any, str]]:
-        """Tools, grammars and other modalities."""
-        tools = "describe the tools in the system message and parse the text"
-        grammar = 'ask for the format in the prompt, or send {"type": "text"}'
+        """The older form of tools, and other modalities."""
+        tools = "send tools and tool_choice instead"
         found: dict[str, tuple[Any, str]] = {
-            "tools": (self.tools, tools),
             "functions": (self.functions, tools),
-            "tool_choice": (_unless(self.tool_choice, "none", "auto"), tools),
             "function_call": (_unless(self.function_call, "none", "auto"), tools),
-            "response_format": (_unless(self.response_format, {"type": "text"}), grammar),
             "modalities": (_unless(self.modalities, ["text"]), "this model writes text only"),
             "audio": (self.audio, "this model writes text only"),
             "prediction": (self.prediction, "leave it out; the answer is the same"),

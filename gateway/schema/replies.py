@@ -208,7 +208,7 @@ def totals(answers: Sequence[WholeAnswer]) -> dict[str, Any]:
             prompt_tokens=sum(a.end.prompt_tokens for a in answers if a.end.branch == 0),
             completion_tokens=sum(answer.end.completion_tokens for answer in answers),
         ),
-        "tandem": answers[0].end.report.to_json(),
+        "tandem": answers[0].end.report.extension(),
     }
 
 

@@ -131,7 +131,7 @@ def _limits() -> llguidance.LLParserLimits:
 
 def _first_lines(text: str) -> str:
     """The library's own words, without its listing of the grammar."""
-    lines = [line.strip() for line in text.split("<non-verbose/>")[0].splitlines()]
+    lines = [line.strip() for line in text.split("<non-verbose/>", maxsplit=1)[0].splitlines()]
     return " ".join(line for line in lines if line)[:300] or "the grammar library refuses it"
 
 

@@ -46,11 +46,11 @@ class GrammarMatcher:
         """
         bits = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
         self._check()
-        known_V = np.unpackbits(bits, bitorder="little").view(np.bool_)
-        if known_V.size >= vocab_size:
-            return known_V[:vocab_size]
+        known = np.unpackbits(bits, bitorder="little").view(np.bool_)
+        if known.size >= vocab_size:
+            return known[:vocab_size]
         # The embedding may have more rows than the tokenizer has tokens; they mean nothing.
-        return np.pad(known_V, (0, vocab_size - known_V.size))
+        return np.pad(known, (0, vocab_size - known.size))
 
     def admits(self, token_id: int) -> bool:
         """Whether this token may come next."""

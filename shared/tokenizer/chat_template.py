@@ -44,15 +44,25 @@ class ChatTemplate:
 
     Args:
         source: Jinja text.
+        tool_source: Jinja text for conversations with tools, where a model has one of its own.
         special_tokens: variables such as `bos_token`.
 
     Raises:
         ModelLoadError: the text is not a Jinja template.
     """
 
-    def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        tool_source: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
         self._special = dict(special_tokens or {})
+        self._sources = source + (tool_source or "")
         self._knows_developer = "developer" in source
+        self.knows_tools = "tools" in self._sources
+        """Whether it prints the tools that it is given."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
@@ -61,6 +71,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self._tool_template = environment.from_string(tool_source or source)
         except jinja2.TemplateError as error:
             raise ModelLoadError(
                 f"the chat template cannot be compiled ({error}): the model folder is damaged; "
@@ -78,9 +89,10 @@ class ChatTemplate:
         source = (
             file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
         )
+        tool_source: str | None = None
         if isinstance(source, list):
             named = {entry["name"]: entry["template"] for entry in source}
-            source = named.get("default")
+            source, tool_source = named.get("default"), named.get("tool_use")
         if not source:
             return None
         special = {
@@ -88,7 +100,11 @@ class ChatTemplate:
             for name in _SPECIAL_NAMES
             if (value := settings.get(name))
         }
-        return cls(source, special_tokens=special)
+        return cls(source, tool_source=tool_source, special_tokens=special)
+
+    def mentions(self, text: str) -> bool:
+        """Whether `text` stands in the template."""
+        return text in self._sources
 
     def render(
         self,
@@ -109,8 +125,9 @@ class ChatTemplate:
             InvalidRequestError: the template refuses the conversation.
         """
         turns = [self._known_role(message) for message in messages]
+        template = self._tool_template if (variables or {}).get("tools") else self._template
         try:
-            return self._template.render(
+            return template.render(
                 messages=turns,
                 add_generation_prompt=add_generation_prompt,
                 **{"tools": None, "documents": None, **self._special, **(variables or {})},

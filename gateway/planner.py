@@ -1,0 +1,188 @@
+"""Settles what the answers of a request must be: response format and tools into a grammar."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.answer_plan import AnswerPlan
+from gateway.schema.chat import ChatBody
+from gateway.schema.generation import GenerationBody
+from gateway.schema.structured import ResponseFormat
+from gateway.schema.tools import AllowedTools, NamedTool, Tool
+from gateway.structured.enforcer import ANY_OBJECT, Enforcer
+from gateway.tools.grammar import CallRules, call_grammar
+from gateway.tools.reading import CallReading
+from gateway.tools.registry import format_for
+from shared.errors import InvalidRequestError
+from shared.tokenizer.tokenizer import Tokenizer
+
+NO_PARSER = "tool_parser_missing"
+
+_SCHEMA_PARAM = "response_format.json_schema.schema"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """The tools of a request and how free the model is."""
+
+    tools: tuple[Tool, ...]
+    """All, for the template."""
+    allowed: tuple[int, ...]
+    """Indices of those that may be called."""
+    required: bool
+    """One of them must be."""
+
+
+class AnswerPlanner:
+    """Makes plans.
+
+    Args:
+        enforcer: proves grammars.
+        tokenizer: its chat template prints tools and tells the model's format.
+        tool_parser: the operator's choice of the format.
+    """
+
+    def __init__(self, enforcer: Enforcer, *, tokenizer: Tokenizer, tool_parser: str) -> None:
+        self._enforcer = enforcer
+        self._tokenizer = tokenizer
+        self._tool_parser = tool_parser
+        self._format = format_for(tool_parser, tokenizer.chat_template)
+
+    async def plan(self, body: ChatBody) -> AnswerPlan:
+        """The plan of a conversation.
+
+        Raises:
+            InvalidRequestError: a schema that cannot be enforced, tools that this model has no
+                format for, or parameters that contradict a grammar.
+        """
+        answer, param = _answer_schema(body.response_format)
+        offer = _offer_of(body)
+        if offer is not None:
+            plan = await self._with_tools(body, offer, answer, param)
+        else:
+            plan = AnswerPlan(grammar=await self.grammar(answer, param=param))
+        _refuse_contradictions(body, plan)
+        return plan
+
+    async def grammar(self, schema: dict[str, Any] | None, *, param: str) -> str:
+        """The grammar of an answer that is one JSON value; empty without a schema.
+
+        Raises:
+            InvalidRequestError: it cannot be enforced.
+        """
+        return "" if schema is None else await self._enforcer.json_schema(schema, param=param)
+
+    async def _with_tools(
+        self, body: ChatBody, offer: Offer, answer: dict[str, Any] | None, param: str
+    ) -> AnswerPlan:
+        form = self._format
+        template = self._tokenizer.chat_template
+        if form is None or template is None or not template.knows_tools:
+            raise self._no_format()
+        await self.grammar(answer, param=param)
+        rules = CallRules(
+            tools=[await self._arguments(offer, index) for index in offer.allowed],
+            required=offer.required,
+            several=body.parallel_tool_calls is not False,
+            answer=answer,
+        )
+        grammar = call_grammar(form, rules, special_id=self._tokenizer.special_id)
+        if grammar:
+            await self._enforcer.proven(grammar, param="tools")
+        return AnswerPlan(
+            grammar=grammar,
+            tools=tuple(tool.for_template() for tool in offer.tools),
+            reading=CallReading(
+                form=form,
+                names=tuple(name for name, _ in rules.tools),
+                enforced=bool(grammar) and (answer is None or form.marked or offer.required),
+            ),
+            visible={
+                token_id: marker
+                for marker in form.markers
+                if (token_id := self._tokenizer.special_id(marker)) is not None
+            },
+        )
+
+    async def _arguments(self, offer: Offer, index: int) -> tuple[str, dict[str, Any]]:
+        """A tool's name and what its arguments must be; checked where they are enforced."""
+        function = offer.tools[index].function
+        if not (offer.required or function.strict):
+            return function.name, ANY_OBJECT
+        schema = function.arguments_schema()
+        await self.grammar(schema, param=f"tools.{index}.function.parameters")
+        return function.name, schema
+
+    def _no_format(self) -> InvalidRequestError:
+        template = self._tokenizer.chat_template
+        if template is None or not template.knows_tools:
+            why = "its chat template does not print tools; use a model whose template does"
+        else:
+            why = (
+                f"no format of tool calls is known for it (tool_parser is {self._tool_parser!r}); "
+                "set tool_parser to the one that it writes, --tool-parser on the command line"
+            )
+        return InvalidRequestError(
+            f"tools cannot be used with this model: {why}", code=NO_PARSER, param="tools"
+        )
+
+
+def _answer_schema(given: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
+    if given is None or given.type == "text":
+        return None, "response_format"
+    if given.json_schema is None or given.type == "json_object":
+        return ANY_OBJECT, "response_format"
+    return given.json_schema.definition, _SCHEMA_PARAM
+
+
+def _offer_of(body: ChatBody) -> Offer | None:
+    """The tools that may be called; None when there are none."""
+    tools, choice = tuple(body.tools or ()), body.tool_choice
+    names = [tool.function.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise InvalidRequestError(
+                f"two tools are called {name!r}; give each a name of its own",
+                param=f"tools.{index}.function.name",
+            )
+    if not tools and choice not in {None, "none", "auto"}:
+        raise InvalidRequestError(
+            "tool_choice was sent without tools; send tools or leave it out", param="tool_choice"
+        )
+    if not tools or choice == "none":
+        return None
+    wanted, required = names, choice == "required"
+    if isinstance(choice, NamedTool):
+        wanted, required = [choice.function.name], True
+    elif isinstance(choice, AllowedTools):
+        wanted = [tool.function.name for tool in choice.allowed_tools.tools]
+        required = choice.allowed_tools.mode == "required"
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
+        raise InvalidRequestError(
+            f"tool_choice names {unknown[0]!r}, which is not among the tools; correct the name",
+            param="tool_choice",
+        )
+    return Offer(
+        tools=tools,
+        allowed=tuple(names.index(name) for name in dict.fromkeys(wanted)),
+        required=required,
+    )
+
+
+def _refuse_contradictions(body: GenerationBody, plan: AnswerPlan) -> None:
+    refuse_endless(plan.grammar, ignore_eos=bool(body.ignore_eos), min_tokens=body.min_tokens or 0)
+
+
+def refuse_endless(grammar: str, *, ignore_eos: bool, min_tokens: int) -> None:
+    """Refuses to go on where a grammar ends.
+
+    Raises:
+        InvalidRequestError: the answer has a grammar and is not to end with it.
+    """
+    if grammar and (ignore_eos or min_tokens):
+        param = "ignore_eos" if ignore_eos else "min_tokens"
+        raise InvalidRequestError(
+            f"{param} keeps an answer from ending, but response_format or tools say where it "
+            "ends; leave one of them out",
+            param=param,
+        )

@@ -1,0 +1,106 @@
+"""`tools`, `tool_choice` and the tool calls of earlier turns."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from gateway.schema.generation import Body
+
+MAX_TOOLS = 128
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+def _object_schema(schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    if schema is not None and schema.get("type", "object") != "object":
+        raise ValueError('arguments are an object: the schema must be of type "object"')
+    return schema
+
+
+class FunctionSpec(Body):
+    """What a tool is called and takes."""
+
+    name: _Name
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, AfterValidator(_object_schema)] = None
+    strict: bool | None = None
+
+    def arguments_schema(self) -> dict[str, Any]:
+        """The schema of its arguments; none means an empty object."""
+        if not self.parameters:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        return {"type": "object", **self.parameters}
+
+
+class Tool(Body):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates print it."""
+        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+
+
+class NamedFunction(Body):
+    """The name in a tool choice."""
+
+    name: _Name
+
+
+class NamedTool(Body):
+    """`{"type": "function", "function": {"name": ...}}`."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedSet(Body):
+    """Which tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Body):
+    """`{"type": "allowed_tools", "allowed_tools": {...}}`."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedSet
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
+
+
+class CalledFunction(Body):
+    """What the model called in an earlier turn."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str | dict[str, Any] = ""
+
+    def parsed(self) -> str | dict[str, Any]:
+        """The arguments as templates want them: an object, when they are one."""
+        if isinstance(self.arguments, dict):
+            return self.arguments
+        try:
+            value = json.loads(self.arguments or "{}")
+        except ValueError:
+            # A call that max_tokens cut off; the template prints it as it was.
+            return self.arguments
+        return value if isinstance(value, dict) else self.arguments
+
+
+class ToolCall(Body):
+    """A call of an earlier turn."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        named = {} if self.id is None else {"id": self.id}
+        function = {"name": self.function.name, "arguments": self.function.parsed()}
+        return {**named, "type": self.type, "function": function}

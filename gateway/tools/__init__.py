@@ -1,0 +1,1 @@
+"""Tool calls: how model families write them, grammars that enforce it, and reading them back."""
