@@ -42,6 +42,7 @@ from gateway.routes.operations import OperationRoutes
 from gateway.routes.page import PageRoutes
 from gateway.routes.table import rest_app
 from gateway.rpc.inference import SERVICE_NAME, InferenceServicer
+from gateway.security import Security
 from gateway.service_rate import ServiceRate
 from gateway.workers import DECODE, PREFILL, ChoicePolicy, Workers
 from shared.config.version import package_version
@@ -78,7 +79,8 @@ class Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self.worker_id = config.worker_id or f"gateway-{uuid.uuid4().hex[:8]}"
-        self._channels = Channels()
+        self._security = Security.from_config(config)
+        self._channels = Channels(tls=self._security.peer)
         self._background = Background()
         self._discovery = self._make_discovery()
         self.workers = Workers(
@@ -209,10 +211,14 @@ class Gateway:
     def _make_discovery(self) -> Discovery:
         config = self._config
         if config.redis_url:
-            return RedisDiscovery(RedisSettings(url=config.redis_url), roles=(PREFILL, DECODE))
+            return RedisDiscovery(
+                RedisSettings(url=config.redis_url),
+                roles=(PREFILL, DECODE),
+                guard=self._security.guard,
+            )
         return StaticDiscovery(
             {PREFILL: config.prefill_workers, DECODE: config.decode_workers},
-            fetch=ControlClient(self._channels).fetch_card,
+            fetch=self._security.guarded(ControlClient(self._channels).fetch_card),
             settings=StaticSettings(refresh_s=config.poll_interval_s),
         )
 
@@ -266,12 +272,20 @@ class Gateway:
             port=config.grpc_port,
             service_names=(SERVICE_NAME,),
             with_reflection=config.reflection,
+            certificates=self._security.public,
+            interceptors=self._security.interceptors(on_refused=observer.rejected),
         )
         servicer = InferenceServicer(intake, pipeline=pipeline, observer=observer)
         servicer.add_to(grpc_server.server)
-        rest = HttpServer(app, host=config.host, port=config.port, grace_s=1.0)
-        admin = admin_server(
+        rest = HttpServer(
+            self._security.around(app, on_refused=observer.rejected),
             host=config.host,
+            port=config.port,
+            grace_s=1.0,
+            certificates=self._security.public,
+        )
+        admin = admin_server(
+            host=config.admin_host,
             port=config.admin_port,
             registry=self._registry,
             readiness=self.readiness,

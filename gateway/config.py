@@ -12,13 +12,32 @@ class GatewayConfig:
     """Fronts the pair: OpenAI-compatible REST, gRPC, routing and admission."""
 
     host: str = "127.0.0.1"
-    """Address to bind all three servers to."""
+    """Address to bind the REST and gRPC servers to."""
     port: int = 8000
     """REST port; 0 picks a free one."""
     grpc_port: int = 8001
     """gRPC port; 0 picks a free one."""
     admin_port: int = 9000
     """Port of metrics and health for operators; 0 picks a free one."""
+    admin_host: str = "127.0.0.1"
+    """Address to bind the admin server to, which asks for no key."""
+    api_keys: Path | None = None
+    """File of API keys, written by `tandem key`; changes count at once. None asks for no key."""
+    tls_cert: Path | None = None
+    """PEM certificate of the REST and gRPC ports, reloaded when it changes; None is plain text."""
+    tls_key: Path | None = None
+    """PEM key of tls_cert."""
+    worker_tls_cert: Path | None = None
+    """PEM certificate that workers are shown; all three of worker_tls, or none for plain text."""
+    worker_tls_key: Path | None = None
+    """PEM key of worker_tls_cert."""
+    worker_tls_ca: Path | None = None
+    """PEM authorities that workers' certificates must come from."""
+    worker_tls_name: str = ""
+    """Name that all workers' certificates carry; empty expects the host of each address."""
+    worker_networks: tuple[str, ...] = ()
+    """Networks that workers may be in, as 10.0.0.0/8 separated by commas; empty allows all but
+    link-local, cloud metadata, multicast and reserved ones."""
     model: str = "smollm2"
     """Model whose tokenizer and chat template are used: a pulled model's name or a folder."""
     model_dir: str = ""

@@ -86,7 +86,7 @@ def new_secret(key_id: str) -> str:
 
 def hash_of(secret: str) -> str:
     """What a record keeps of a secret."""
-    return hashlib.sha256(secret.encode()).hexdigest()
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
 
 
 def id_in(secret: str) -> str | None:

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.principal import current_principal
 from gateway.routes.json_response import json_response
 from shared.config.version import package_version
 from shared.telemetry.admin import Readiness, liveness_response, metrics_response
@@ -42,15 +43,19 @@ class OperationRoutes:
         return liveness_response(alive=True)
 
     async def ready(self, _request: Request) -> Response:
-        """200 when a request could be served now, else 503 with the reason."""
+        """200 when a request could be served now, else 503 with the reason.
+
+        Where keys are asked for, only operators see who the workers are.
+        """
         readiness = self._readiness()
-        body = {
+        body: dict[str, Any] = {
             "status": "ready" if readiness.ready else "not_ready",
             "phase": readiness.phase,
             "progress": readiness.progress,
             "detail": readiness.detail,
-            **self._details(),
         }
+        if current_principal().admin:
+            body |= self._details()
         return json_response(body, status=200 if readiness.ready else _UNAVAILABLE)
 
     async def metrics(self, request: Request) -> Response:

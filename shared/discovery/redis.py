@@ -17,8 +17,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
+from shared.discovery.address_guard import AddressGuard
 from shared.discovery.card import WorkerCard
-from shared.errors import ConfigError
+from shared.errors import ConfigError, TandemError
 
 _log = structlog.get_logger(__name__)
 
@@ -78,13 +79,21 @@ class RedisDiscovery:
     Args:
         settings: where and how often.
         roles: roles to read; empty for a worker that only publishes.
+        guard: decides whether a card's address may be connected to; None believes every card.
 
     Raises:
         ConfigError: the URL cannot be read.
     """
 
-    def __init__(self, settings: RedisSettings, *, roles: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        settings: RedisSettings,
+        *,
+        roles: Sequence[str] = (),
+        guard: AddressGuard | None = None,
+    ) -> None:
         self._settings = settings
+        self._guard = guard
         self._roles = tuple(roles)
         try:
             self._redis = redis.asyncio.Redis.from_url(
@@ -187,10 +196,16 @@ class RedisDiscovery:
             if text is None:
                 continue
             try:
-                cards[worker_id] = WorkerCard.from_json(text)
-            except ConfigError as error:
+                cards[worker_id] = await self._believed(text)
+            except TandemError as error:
                 _log.warning("worker card ignored", worker=worker_id, why=error.message)
         return cards
+
+    async def _believed(self, text: str | bytes) -> WorkerCard:
+        card = WorkerCard.from_json(text)
+        if self._guard is not None:
+            await self._guard.check(card.address)
+        return card
 
     async def _renew(self) -> None:
         card = self._own

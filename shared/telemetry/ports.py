@@ -1,5 +1,6 @@
 """Binding ports, with a clear word on who has a busy one."""
 
+import ipaddress
 import socket
 
 import psutil
@@ -10,6 +11,14 @@ from shared.errors import ConfigError
 def join_address(host: str, port: int) -> str:
     """host:port, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that is bound to `host`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
