@@ -54,15 +54,14 @@ class Visit:
             self.complaints.append(said.text)
 
     async def module(self, name: str, body: str, argument: object = None) -> Any:
-        """Runs `body`, a function body that sees the page's script `name` as `m` and `argument`."""
+        """The result of `body`, a function of the page's script `name` and of `argument`."""
         return await self.page.evaluate(
-            """async ([name, body, argument]) => {
+            f"""async ([name, argument]) => {{
                 const main = document.querySelector('script[type="module"]').src;
                 const m = await import(main.replace("main.js", name));
-                return await (%s)(m, argument);
-            }"""
-            % body,
-            [name, body, argument],
+                return await ({body})(m, argument);
+            }}""",
+            [name, argument],
         )
 
     async def text(self, selector: str) -> str:
@@ -73,6 +72,7 @@ class Visit:
         """Fills the form and sends it."""
         for name, value in {"prompt": prompt, **fields}.items():
             place = self.page.locator(f'#ask [name="{name}"]')
+            await place.evaluate("node => node.closest('details')?.setAttribute('open', '')")
             if await place.evaluate("node => node.tagName") == "SELECT":
                 await place.select_option(str(value))
             else:

@@ -7,7 +7,7 @@ import shlex
 import pytest
 import pytest_asyncio
 
-from tests.support.browser import browser, visit  # noqa: F401  browser is a fixture
+from tests.support.browser import visit
 from tests.support.gateway_rig import running_rig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,7 +31,7 @@ PROMPT = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def page(browser, tiny_model_dir):  # noqa: F811
+async def page(browser, tiny_model_dir):
     async with (
         running_rig(tiny_model_dir) as rig,
         visit(browser, rig.gateway.rest_address) as visited,
@@ -45,7 +45,10 @@ async def body_of(page, turns=(), **fields):
 
 
 async def test_events_are_the_same_however_the_stream_is_cut(page):
-    stream = ': ping\n\ndata: {"a": "é\\n"}\r\n\r\ndata: one\ndata:  two\n\nid: 7\rdata: é\r\rdata: no end'
+    stream = (
+        ': ping\n\ndata: {"a": "é\\n"}\r\n\r\ndata: one\ndata:  two\n\n'
+        "id: 7\rdata: é\r\rdata: no end"
+    )
     script = """(m, cuts) => cuts.map((chunks) => {
         const parser = new m.EventParser();
         return chunks.flatMap((chunk) => parser.push(chunk));
@@ -214,7 +217,8 @@ async def test_lengths_alone_are_laid_end_to_end_in_the_order_of_life(page):
 
 
 async def test_rows_of_the_heat_map_are_the_models_layers(page):
-    script = """(m, prompt) => [m.layerRows(prompt).map((row) => [row.layer, row.layout.kept_tokens]),
+    script = """(m, prompt) => [
+        m.layerRows(prompt).map((row) => [row.layer, row.layout.kept_tokens]),
         m.aggregate(prompt)[0].layout, [0, 1, 2].map((column) => m.positionsOf(prompt, column)),
         m.runsOf(prompt.layouts[1].spans, 10)]"""
     rows, together, positions, runs = await page.module("heatmap.js", script, PROMPT)
