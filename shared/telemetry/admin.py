@@ -1,6 +1,6 @@
 """The admin port of every role: metrics and health, for machines and operators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -59,6 +59,7 @@ def admin_app(
     readiness: Callable[[], Readiness],
     alive: Callable[[], bool],
     refresh: Callable[[], None] | None = None,
+    more: Sequence[Route] = (),
 ) -> Starlette:
     """The admin application.
 
@@ -67,6 +68,7 @@ def admin_app(
         readiness: asked by /health/ready.
         alive: asked by /health/live; False when the engine has work and makes no progress.
         refresh: called before /metrics, to set gauges that are read rather than counted.
+        more: what a role has beside.
     """
 
     async def metrics(request: Request) -> Response:
@@ -87,6 +89,7 @@ def admin_app(
             Route("/health/ready", ready),
             Route("/health", ready),
             Route("/healthz", ready),
+            *more,
         ]
     )
 
@@ -99,7 +102,10 @@ def admin_server(
     readiness: Callable[[], Readiness],
     alive: Callable[[], bool],
     refresh: Callable[[], None] | None = None,
+    more: Sequence[Route] = (),
 ) -> HttpServer:
     """The admin server of a role; `await .start()`, then read `.address`."""
-    app = admin_app(registry=registry, readiness=readiness, alive=alive, refresh=refresh)
+    app = admin_app(
+        registry=registry, readiness=readiness, alive=alive, refresh=refresh, more=more
+    )
     return HttpServer(app, host=host, port=port)
