@@ -15,14 +15,19 @@ CHAT_TEMPLATE = (
 MAX_POSITION = 1024
 
 
-def write_tokenizer_folder(target: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Path:
+def write_tokenizer_folder(
+    target: Path,
+    *,
+    chat_template: str | None = CHAT_TEMPLATE,
+    more_special: tuple[str, ...] = (),
+) -> Path:
     """Every byte is a token, so that characters beyond ASCII take several; a few words merge."""
     target.mkdir(parents=True, exist_ok=True)
     vocab, merges = _vocabulary()
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    backend.add_special_tokens([AddedToken(token, special=True) for token in (*SPECIAL, *more_special)])
     backend.save(str(target / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|im_start|>"}}
     if chat_template is not None:
