@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from gateway.admission import Admission
 from gateway.attempt import Services
@@ -20,39 +19,46 @@ from gateway.clients.control import ControlClient
 from gateway.clients.decode import DecodeClient
 from gateway.clients.prefill import PrefillClient
 from gateway.config import GatewayConfig
+from gateway.debug.request_log import RequestLog
+from gateway.debug.routes import debug_routes
 from gateway.dispatcher import Dispatcher
 from gateway.entrance import Entrance
 from gateway.intake import Intake, IntakeLimits, Naming
 from gateway.live_traffic import LiveTraffic
+from gateway.observability import Observability
 from gateway.observer import RequestObserver
 from gateway.observers import Observers
 from gateway.page.assets import load_assets
 from gateway.pipeline import Pipeline
+from gateway.planner import AnswerPlanner
 from gateway.prober import Prober
 from gateway.quotas.base import Limits, QuotaStore
 from gateway.quotas.local import LocalQuotas
 from gateway.quotas.quotas import Quotas
 from gateway.quotas.shared import SharedQuotas, SharedSettings
-from gateway.recorder import Recorder
 from gateway.retry_budget import RetryBudget, RetryPolicy
 from gateway.routes.admin import AdminRoutes
+from gateway.routes.document import DocumentRoute
 from gateway.routes.generate import GenerateRoutes
 from gateway.routes.models import ModelRoutes
 from gateway.routes.operations import OperationRoutes
 from gateway.routes.page import PageRoutes
-from gateway.routes.table import rest_app
+from gateway.routes.properties import PropertyRoutes
+from gateway.routes.table import Endpoints, rest_app, working_paths
+from gateway.routes.tokens import TokenRoutes
+from gateway.routes.tracing import TracedRequests
 from gateway.rpc.inference import SERVICE_NAME, InferenceServicer
 from gateway.security import Security
 from gateway.service_rate import ServiceRate
+from gateway.structured.enforcer import Enforcer
 from gateway.workers import DECODE, PREFILL, ChoicePolicy, Workers
-from shared.config.version import package_version
 from shared.discovery.base import Discovery
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.discovery.static import StaticDiscovery, StaticSettings
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
 from shared.telemetry.http_server import HttpServer
-from shared.telemetry.metrics import BuildMetrics, GatewayMetrics
+from shared.telemetry.spans import SpanSource
 from shared.tokenizer.folder import find_model_folder
 from shared.tokenizer.tokenizer import Tokenizer
 
@@ -74,9 +80,10 @@ class Gateway:
 
     Args:
         config: its settings.
+        spans: where traces go; None: as the settings say.
     """
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, *, spans: SpanSource | None = None) -> None:
         self._config = config
         self.worker_id = config.worker_id or f"gateway-{uuid.uuid4().hex[:8]}"
         self._security = Security.from_config(config)
@@ -94,8 +101,8 @@ class Gateway:
                 failures=config.breaker_failures, cooldown_s=config.breaker_cooldown_s
             ),
         )
-        self._registry = CollectorRegistry()
-        self._metrics = GatewayMetrics(self._registry)
+        self._watched = Observability.from_config(config, worker_id=self.worker_id, spans=spans)
+        self._metrics = self._watched.metrics
         rate = ServiceRate(self.workers.taking_prompts)
         self._admission = Admission(
             config.queue_tokens,
@@ -109,7 +116,6 @@ class Gateway:
         self._quotas = self._make_quotas()
         self._traffic = LiveTraffic()
         self._admin_routes: AdminRoutes | None = None
-        self._health_metrics = BuildMetrics(self._registry)
         self._pipeline: Pipeline | None = None
         self._servers: _Servers | None = None
         self._health_task: asyncio.Task[None] | None = None
@@ -126,7 +132,8 @@ class Gateway:
             _log.warning("the model has no chat template: /v1/chat/completions will answer 400")
         await self._discovery.start()
         await self._quotas.start()
-        observer = Observers(Recorder(self._metrics), self._traffic)
+        observer = Observers(*self._watched.observers(), self._traffic)
+        log = self._watched.request_log(tokenizer)
         intake = self._make_intake(tokenizer)
         self._pipeline = Pipeline(
             Services(
@@ -139,6 +146,7 @@ class Gateway:
             entrance=Entrance(self._admission, dispatcher=self._dispatcher, quotas=self._quotas),
             tokenizer=tokenizer,
             observer=observer,
+            log=log,
             retries=RetryPolicy(
                 per_request=self._config.max_retries,
                 budget=RetryBudget(
@@ -146,10 +154,8 @@ class Gateway:
                 ),
             ),
         )
-        self._servers = await self._open(intake, self._pipeline, observer)
-        self._health_metrics.build_info.labels(
-            role="gateway", model=intake.model_id(), version=package_version()
-        ).set(1)
+        self._servers = await self._open(intake, self._pipeline, observer, log)
+        self._watched.serves(intake.model_id())
         self._health_task = asyncio.create_task(self._keep_health(self._servers.grpc))
         _log.info("gateway ready", **self._addresses(), missing=self.workers.missing() or "")
 
@@ -195,6 +201,7 @@ class Gateway:
         await self._quotas.close()
         await self._discovery.close()
         await self._channels.close()
+        await asyncio.to_thread(self._watched.spans.close)
 
     def readiness(self) -> Readiness:
         """Whether a request could be served now."""
@@ -247,23 +254,35 @@ class Gateway:
             workers=self.workers,
             naming=Naming(name=config.model_name, alias=Path(config.model).name),
             limits=IntakeLimits(timeout_s=config.request_timeout_s, max_choices=config.max_choices),
+            planner=AnswerPlanner(
+                Enforcer(self._watched.grammar_compiler(tokenizer)),
+                tokenizer=tokenizer,
+                tool_parser=config.tool_parser,
+            ),
         )
 
     async def _open(
-        self, intake: Intake, pipeline: Pipeline, observer: RequestObserver
+        self, intake: Intake, pipeline: Pipeline, observer: RequestObserver, log: RequestLog
     ) -> _Servers:
         config = self._config
         routes = GenerateRoutes(intake, pipeline=pipeline, config=config, observer=observer)
         operations = OperationRoutes(
             readiness=self.readiness,
             details=self._details,
-            registry=self._registry,
+            registry=self._watched.registry,
             refresh=self._refresh,
         )
-        app = rest_app(
-            routes,
+        endpoints = Endpoints(
+            generate=routes,
             models=ModelRoutes(intake),
             operations=operations,
+            tokens=TokenRoutes(
+                intake,
+                max_body_bytes=config.max_body_bytes,
+                strict_params=config.strict_params,
+            ),
+            properties=PropertyRoutes(intake, config=config, load=self._load),
+            document=DocumentRoute(),
             admin=self._make_admin(),
             page=PageRoutes(load_assets()) if config.page else None,
         )
@@ -274,11 +293,14 @@ class Gateway:
             with_reflection=config.reflection,
             certificates=self._security.public,
             interceptors=self._security.interceptors(on_refused=observer.rejected),
+            spans=self._watched.spans,
         )
         servicer = InferenceServicer(intake, pipeline=pipeline, observer=observer)
         servicer.add_to(grpc_server.server)
+        app = rest_app(endpoints)
+        guarded = self._security.around(app, on_refused=observer.rejected)
         rest = HttpServer(
-            self._security.around(app, on_refused=observer.rejected),
+            TracedRequests(guarded, spans=self._watched.spans, paths=working_paths(app)),
             host=config.host,
             port=config.port,
             grace_s=1.0,
@@ -287,10 +309,11 @@ class Gateway:
         admin = admin_server(
             host=config.admin_host,
             port=config.admin_port,
-            registry=self._registry,
+            registry=self._watched.registry,
             readiness=self.readiness,
             alive=lambda: True,
             refresh=self._refresh,
+            more=debug_routes(log),
         )
         servers = _Servers(rest=rest, grpc=grpc_server, admin=admin)
         self._servers = servers
@@ -309,6 +332,15 @@ class Gateway:
             keepalive_s=self._config.keepalive_s,
         )
         return self._admin_routes
+
+    def _load(self) -> dict[str, Any]:
+        return {
+            "server_load": self._in_flight(),
+            "queued_requests": self._admission.queued_requests,
+            "queued_prompt_tokens": self._admission.queued_tokens,
+            "queue_limit_tokens": self._config.queue_tokens,
+            "draining": self._admission.draining,
+        }
 
     def _live(self) -> dict[str, Any]:
         readiness = self.readiness()

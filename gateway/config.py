@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.tools.registry import check_setting
 from shared.errors import ConfigError
 from shared.wire.sampling import MAX_BRANCHES
 
@@ -94,6 +95,9 @@ class GatewayConfig:
     """Share of the recent requests that may be tried again; ten in ten seconds always may."""
     drain_timeout_s: float = 30.0
     """Wait for running requests at shutdown, in seconds."""
+    tool_parser: str = "auto"
+    """How the model writes tool calls: hermes (Hermes, Qwen), llama3_json, mistral, none, or auto,
+    which asks its chat template. Without a known format, tools are answered with 400."""
     strict_params: bool = False
     """Refuse unknown request fields with 400 instead of naming them in a header."""
     page: bool = True
@@ -102,6 +106,20 @@ class GatewayConfig:
     """Serve gRPC reflection."""
     log_format: str = "auto"
     """auto, json or text."""
+    otlp_endpoint: str = ""
+    """OTLP/gRPC collector of traces, like http://localhost:4317 (extra otel); empty sends none."""
+    otlp_sample_ratio: float = 1.0
+    """Share of the requests that are traced when their caller does not say, 0 to 1."""
+    debug_requests: int = 256
+    """Finished requests that /debug/requests on the admin port remembers; 0 keeps none."""
+    debug_bytes: int = 16 * 1024 * 1024
+    """Bytes that they take together at most."""
+    debug_prompts: bool = False
+    """Keep the prompts of those requests as well, as text, for whoever reaches the admin port."""
+    slo_ttft_s: float = 3.0
+    """Time to first token that tandem_slo_met_total counts as kept, in seconds."""
+    slo_tpot_s: float = 0.08
+    """Mean time per later token that tandem_slo_met_total counts as kept, in seconds."""
 
     def __post_init__(self) -> None:
         positive = {
@@ -115,12 +133,16 @@ class GatewayConfig:
             "poll_interval_s": self.poll_interval_s,
             "breaker_failures": self.breaker_failures,
             "breaker_cooldown_s": self.breaker_cooldown_s,
+            "debug_bytes": self.debug_bytes,
+            "slo_ttft_s": self.slo_ttft_s,
+            "slo_tpot_s": self.slo_tpot_s,
         }
         for name, value in positive.items():
             if value <= 0:
                 raise ConfigError(
                     f"{name} is {value}, but nothing works without it; give a value above 0"
                 )
+        check_setting(self.tool_parser)
         if not 1 <= self.max_choices <= MAX_BRANCHES:
             raise ConfigError(f"max_choices is {self.max_choices}; give 1 to {MAX_BRANCHES}")
         for name in (
@@ -129,6 +151,7 @@ class GatewayConfig:
             "link_band_tokens",
             "key_requests_per_minute",
             "key_tokens_per_minute",
+            "debug_requests",
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give 0 or more")

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -31,8 +32,10 @@ from gateway.schema.replies import (
     WholeAnswer,
     new_envelope,
 )
+from gateway.schema.tool_replies import ToolChatFormat
 from gateway.schema.unknown import check_unknown
 from shared.errors import CancelledError
+from shared.telemetry.spans import child_scope
 from shared.tokenizer.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -83,9 +86,10 @@ class GenerateRoutes:
         prepare: Callable[[bytes, Origin], Any],
     ) -> Response:
         try:
-            raw = await read_body(request, limit=self._config.max_body_bytes)
-            prepared: Prepared = await prepare(raw, origin)
             self._pipeline.refuse_if_full()
+            raw = await read_body(request, limit=self._config.max_body_bytes)
+            with child_scope("gateway.prepare"):
+                prepared: Prepared = await prepare(raw, origin)
             if prepared.body.stream:
                 return self._stream(prepared, origin)
             answer = await unless_gone(self._collect(prepared.jobs), request.receive)
@@ -104,7 +108,9 @@ class GenerateRoutes:
         body = await _parsed(raw, ChatBody)
         headers = check_unknown(body, strict=self._config.strict_params)
         job = await self._intake.chat_job(body, origin)
-        return self._prepared([job], body, headers, make=ChatFormat, prefix="chatcmpl")
+        reading = job.plan.reading
+        make = ChatFormat if reading is None else partial(ToolChatFormat, reading=reading)
+        return self._prepared([job], body, headers, make=make, prefix="chatcmpl")
 
     async def _prepare_completion(self, raw: bytes, origin: Origin) -> Prepared:
         body = await _parsed(raw, CompletionBody)

@@ -13,11 +13,13 @@ from gateway.job import Event, Finished, GenerationJob, RequestReport, TextDelta
 from gateway.observer import RequestObserver
 from gateway.pipeline import Pipeline
 from gateway.prompt_parts import AskedParts, refuse_parts
+from gateway.rpc.response_format import plan_of
 from gateway.schema.translate import check_token_id, draw_seed, fit_context
 from protos.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from shared.errors import InvalidRequestError, TandemError
 from shared.rpc.interceptors import current_request_id
 from shared.rpc.status import grpc_code
+from shared.telemetry.spans import child_scope
 from shared.types.options import PromptPart
 from shared.types.sampling import SamplingParams, StopConditions
 from shared.wire.options import options_from_pb
@@ -28,6 +30,7 @@ from shared.wire.sampling import (
     stop_from_pb,
     token_to_pb,
 )
+from shared.wire.trace import request_trace_to_pb
 
 SERVICE_NAME = "tandem.v1.InferenceService"
 
@@ -67,9 +70,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         origin = new_origin(current_request_id()[:_MAX_ID], _ENDPOINT)
         code, outcome = "CANCELLED", "cancelled"
         try:
-            remaining_s = context.time_remaining()
-            job = _until(await self._job(request, origin), origin, remaining_s)
             self._pipeline.refuse_if_full()
+            remaining_s = context.time_remaining()
+            with child_scope("gateway.prepare"):
+                job = _until(await self._job(request, origin), origin, remaining_s)
             yield _accepted(job)
             async with aclosing(self._pipeline.generate(job)) as events:
                 async for event in events:
@@ -97,6 +101,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             limit=self._intake.max_model_len(),
             param=param,
         )
+        plan = await plan_of(request, self._intake.planner)
         sampling = _sampling(request, vocab_size=vocab)
         return GenerationJob(
             request_id=origin.request_id,
@@ -107,6 +112,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             stop=self._stop(request, max_tokens),
             branches=self._intake.checked_choices(request.num_answers or 1, param="num_answers"),
             options=prompt.options,
+            plan=plan,
             arrived=origin.arrived,
             deadline=self._intake.deadline(origin.arrived),
         )
@@ -236,4 +242,5 @@ def _report(report: RequestReport) -> inference_pb2.RequestReport:
         route=report.route,
         pages=None if report.pages is None else pages_to_pb(report.pages),
         attended_ratio=report.attended_ratio,
+        trace=request_trace_to_pb(report.trace()) if report.traced else None,
     )

@@ -6,7 +6,9 @@ Gateway and workers compile with the same limits, so that what the first lets in
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import llguidance
@@ -39,9 +41,13 @@ class GrammarCompiler:
     Args:
         tokenizer: of the model whose tokens are masked. Its table is built at first use (0.2 s for
             49,152 tokens).
+        on_compiled: told the seconds of each compilation, in the thread that did it.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, on_compiled: Callable[[float], None] | None = None
+    ) -> None:
+        self._on_compiled = on_compiled
         self._tokenizer = tokenizer
         self._table: llguidance.LLTokenizer | None = None
         self._table_lock = threading.Lock()
@@ -85,7 +91,10 @@ class GrammarCompiler:
             if known is not None:
                 self._known.move_to_end(grammar)
                 return known.fork()
+        began = time.perf_counter()
         made = self._make(grammar)
+        if self._on_compiled is not None:
+            self._on_compiled(time.perf_counter() - began)
         with self._lock:
             self._known[grammar] = made
             while len(self._known) > _CACHED or self._too_heavy():
