@@ -28,6 +28,7 @@ from decode_service.rpc.decode_servicer import DecodeServicer
 from decode_service.rpc.presence import Presence
 from protos.tandem.v1 import control_pb2_grpc, decode_pb2_grpc
 from shared.config.exit_codes import ExitCode
+from shared.config.fingerprint import config_fingerprint
 from shared.config.version import package_version
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
@@ -224,6 +225,7 @@ class DecodeServer:
         health = HealthMetrics(self._registry)
         name = self.config.model_name or loaded.name
         health.build_info.labels(role=ROLE, model=name, version=package_version()).set(1)
+        health.config_info.labels(role=ROLE, config=config_fingerprint(self.config)).set(1)
         return MetricsRecorder(
             DecodeMetrics(self._registry),
             transfer=HandoffFailureMetrics(self._registry),
@@ -297,8 +299,12 @@ class DecodeServer:
 
     def _refresh_metrics(self) -> None:
         if self._recorder is not None:
-            expired = self.core.worker.table.counters.expired
-            self._recorder.refresh(self.present_load(), expired=expired)
+            counters = self.core.worker.table.counters
+            self._recorder.refresh(
+                self.present_load(),
+                expired=counters.expired,
+                tokens_refused=counters.tokens_refused,
+            )
 
     def _drift_checked(self, check: DriftCheck) -> None:
         low = self._drift_alarm.judge(check)

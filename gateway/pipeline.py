@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,12 +11,14 @@ import structlog
 
 from gateway.answer import Answer
 from gateway.attempt import Attempt, Services
+from gateway.debug.request_log import RequestLog
 from gateway.entrance import Entrance
-from gateway.job import Event, Finished, GenerationJob
+from gateway.job import Event, Finished, GenerationJob, RequestReport, Try
 from gateway.observer import RequestObserver
 from gateway.principal import current_principal
 from gateway.retry_budget import RetryPolicy
 from gateway.run_state import RunState
+from gateway.timeline import Timeline
 from shared.errors import (
     HandoffError,
     InternalError,
@@ -24,6 +27,7 @@ from shared.errors import (
     UnavailableError,
 )
 from shared.rpc.interceptors import InFlight
+from shared.telemetry.spans import child_scope
 from shared.tokenizer.tokenizer import Tokenizer
 
 _BACKOFF_S = 0.05
@@ -40,6 +44,7 @@ class Pipeline:
         entrance: who may enter, and when.
         tokenizer: turns answers into text.
         observer: told what happens.
+        log: remembers requests.
         retries: what failed attempts may be followed by.
     """
 
@@ -50,12 +55,14 @@ class Pipeline:
         entrance: Entrance,
         tokenizer: Tokenizer,
         observer: RequestObserver,
+        log: RequestLog,
         retries: RetryPolicy,
     ) -> None:
         self._services = services
         self._entrance = entrance
         self._tokenizer = tokenizer
         self._observer = observer
+        self._log = log
         self._retries = retries
         self.running = InFlight()
 
@@ -78,6 +85,7 @@ class Pipeline:
         Raises:
             TandemError: the request was refused or failed; nothing follows.
         """
+        entered = time.monotonic()
         place = await self._entrance.enter(job)
         self._retries.budget.request()
         state = RunState(
@@ -89,18 +97,21 @@ class Pipeline:
             ),
             place=place,
             observer=self._observer,
+            report=RequestReport(
+                traced=job.options.trace,
+                timeline=Timeline(arrived=job.arrived, entered=entered),
+            ),
         )
         self.running.enter()
+        finished: Finished | None = None
         try:
-            finished: Finished | None = None
-            await self._entrance.wait(place, job)
-            state.report.phases_s["gateway_queue"] = place.waited_s
-            async with aclosing(self._attempts(state)) as events:
-                async for event in events:
-                    if isinstance(event, Finished) and event.last:
-                        finished = event
-                    else:
-                        yield event
+            with self._log.record(job, handoff_id=state.handoff_id, report=state.report):
+                async with aclosing(self._answer(state)) as events:
+                    async for event in events:
+                        if isinstance(event, Finished) and event.last:
+                            finished = event
+                        else:
+                            yield event
         except (asyncio.CancelledError, GeneratorExit):
             self._observer.disconnected(state.phase)
             raise
@@ -110,6 +121,14 @@ class Pipeline:
             self._settle(state)
         assert finished is not None, "an attempt that ends without an error ends every answer"
         yield finished
+
+    async def _answer(self, state: RunState) -> AsyncGenerator[Event, None]:
+        with child_scope("gateway.queue"):
+            await self._entrance.wait(state.place, state.job)
+        state.report.phases_s["gateway_queue"] = state.place.waited_s
+        async with aclosing(self._attempts(state)) as events:
+            async for event in events:
+                yield event
 
     def _settle(self, state: RunState) -> None:
         """Charges the answer tokens, which may take a round trip, beside the end of the answer."""
@@ -122,12 +141,15 @@ class Pipeline:
         while True:
             pair = self._services.workers.choose(avoid=state.avoid)
             attempt = Attempt(state, pair=pair, services=self._services)
+            tried = Try(prefill=pair.prefill.worker_id, decode=pair.decodes[0].worker_id)
+            state.report.tries.append(tried)
             try:
                 async with aclosing(attempt.run()) as events:
                     async for event in events:
                         yield event
             except _RETRYABLE as error:
                 failures += 1
+                tried.failed = error.error_code
                 self._blame(state, attempt, error)
                 await attempt.look_again(error)
                 if not self._may_retry(state, error, failures):

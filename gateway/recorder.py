@@ -4,6 +4,21 @@ import structlog
 
 from gateway.job import GenerationJob, RequestReport
 from shared.telemetry.metrics import GatewayMetrics
+from shared.telemetry.spans import current_trace_id
+
+STALL_S = 1.0
+"""Gap between two tokens above which a stream counts as stalled, in seconds."""
+
+PHASES = {
+    "gateway_queue": "gateway_queue",
+    "prefill_queue": "prefill_queue",
+    "prefill": "prefill",
+    "transfer": "transfer",
+    "decode_queue": "decode_queue",
+    "first_decode": "first_decode",
+    "decode": "stream",
+}
+"""Phases as workers report them, and the label of each; `select` is part of `prefill`."""
 
 _log = structlog.get_logger(__name__)
 
@@ -19,11 +34,15 @@ class Recorder:
         self._metrics = metrics
 
     def first_token(self, _job: GenerationJob, /, *, seconds: float) -> None:
-        """Observes the time to first token."""
-        self._metrics.ttft_seconds.observe(seconds)
+        """Observes the time to first token; OpenMetrics readers find its trace."""
+        trace_id = current_trace_id()
+        exemplar = {"trace_id": trace_id} if trace_id else None
+        self._metrics.ttft_seconds.observe(seconds, exemplar=exemplar)
 
     def more_tokens(self, _job: GenerationJob, /, *, gap_s: float, count: int) -> None:
         """Spreads a gap over the tokens that ended it."""
+        if gap_s > STALL_S:
+            self._metrics.stream_stalls.inc()
         for _ in range(count):
             self._metrics.inter_token_seconds.observe(gap_s / count)
 
@@ -36,7 +55,8 @@ class Recorder:
         if report.tokens_per_s > 0:
             self._metrics.tpot_seconds.observe(1 / report.tokens_per_s)
         for phase, seconds in report.phases_s.items():
-            self._metrics.phase_seconds.labels(phase=phase).observe(seconds)
+            if phase in PHASES:
+                self._metrics.phase_seconds.labels(phase=PHASES[phase]).observe(seconds)
         _log.info(
             "request done",
             request_id=job.request_id,

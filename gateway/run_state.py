@@ -66,6 +66,7 @@ class RunState:
         """The prompt's turn came."""
         self.place.started()
         self.phase = "prefill"
+        self.report.timeline.started = time.monotonic()
         self.report.kept_tokens = event.kept_tokens
         self.report.phases_s["prefill_queue"] = event.queue_seconds
 
@@ -85,6 +86,7 @@ class RunState:
         self.place.served()
         self._first_at = time.monotonic()
         self._last_at = dict.fromkeys(range(len(tokens)), self._first_at)
+        self.report.timeline.first_token = self._first_at
         self.report.ttft_s = self._first_at - self.job.arrived
         self.observer.first_token(self.job, seconds=self.report.ttft_s)
         return [answer.push([t]) for answer, t in zip(self.answers, tokens, strict=True)]
@@ -96,6 +98,8 @@ class RunState:
         self.report.transport = event.transport
         self.report.kept_tokens = event.kept_tokens
         self.report.phases_s.update(event.phases_s)
+        self.report.timeline.sealed = time.monotonic()
+        self.report.prompt_trace = event.trace or self.report.prompt_trace
 
     def take_more(self, branch: int, tokens: tuple[SampledToken, ...]) -> TextDelta:
         """Tokens of one answer after its first."""
@@ -116,6 +120,8 @@ class RunState:
         report.attended += event.attended
         report.dense += event.dense
         report.pages = event.pages
+        if branch == 0:
+            report.page_trace = event.trace
         for phase, seconds in event.phases_s.items():
             report.phases_s[phase] = max(seconds, report.phases_s.get(phase, 0.0))
         return self.answers[branch].finish(event.reason, match=event.stop_match)
@@ -140,6 +146,8 @@ class RunState:
     def _complete(self) -> None:
         count = sum(answer.completion_tokens for answer in self.answers)
         later, span = count - len(self.answers), max(self._last_at.values()) - self._first_at
+        self.report.timeline.ended = time.monotonic()
+        self.report.completion_tokens = count
         self.report.prompt_tokens = len(self.job.prompt_ids)
         self.report.tokens_per_s = later / span if later > 0 and span > 0 else 0.0
         self.observer.finished(self.job, self.report, completion_tokens=count)

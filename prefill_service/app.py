@@ -28,6 +28,7 @@ from prefill_service.rpc.decode_client import DecodeClient
 from prefill_service.rpc.requests import ModelLimits
 from prefill_service.rpc.services import SERVICE_NAMES, add_services
 from shared.config.exit_codes import ExitCode
+from shared.config.fingerprint import config_fingerprint
 from shared.config.version import package_version
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
@@ -115,7 +116,12 @@ class PrefillApp:
         with self._board.startup("loading", "engine"):
             parts = self._parts = _Parts(loaded, app=self)
             info = parts.info
-            self.recorder.serves(role="prefill", model=info.model.name, version=info.version)
+            self.recorder.serves(
+                role="prefill",
+                model=info.model.name,
+                version=info.version,
+                config=config_fingerprint(config),
+            )
         with self._board.startup("loading", "warm-up"):
             await asyncio.to_thread(
                 warm_up,
@@ -331,7 +337,10 @@ class _Parts:
             num_layers=model.config.num_layers,
             sparsity=loaded.profile.sparsity,
         )
-        self.grammars = GrammarCompiler(Tokenizer.from_folder(loaded.folder))
+        self.grammars = GrammarCompiler(
+            Tokenizer.from_folder(loaded.folder),
+            on_compiled=app.recorder.grammar_compiled,
+        )
         self.runner = PrefillRunner(
             model, attention=attention.backend, chunk_tokens=config.chunk_tokens
         )

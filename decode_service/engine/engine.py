@@ -55,6 +55,8 @@ class StepReport:
     """Duration."""
     tokens: int
     """Tokens that came out of it."""
+    preempted: int = 0
+    """Rows that took part in the step before, have not ended and sat this one out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class DecodeEngine:
         self._busy_since: float | None = None
         self._events: list[_Event] = []
         self._failed_steps = 0
+        self._last_batch: frozenset[Row] = frozenset()
         self.crashed = False
         self.num_running = 0
         self.num_waiting = 0
@@ -208,6 +211,7 @@ class DecodeEngine:
 
     def _step(self, batch: list[Row]) -> StepReport:
         started = self._clock()
+        preempted = self._preempted(batch)
         for row in batch:
             if row.started_at is None:
                 row.started_at = started
@@ -222,7 +226,13 @@ class DecodeEngine:
         now = self._clock()
         for row, token in produced:
             self._take(row, token, now)
-        return StepReport(rows=len(batch), seconds=now - started, tokens=len(produced))
+        return StepReport(
+            rows=len(batch), seconds=now - started, tokens=len(produced), preempted=preempted
+        )
+
+    def _preempted(self, batch: list[Row]) -> int:
+        before, self._last_batch = self._last_batch, frozenset(batch)
+        return sum(row in self._scheduler for row in before - self._last_batch)
 
     def _step_alone(self, batch: list[Row], error: Exception) -> list[tuple[Row, SampledToken]]:
         """Finds the rows that cannot be stepped and ends them; the others lose nothing."""
@@ -271,6 +281,7 @@ class DecodeEngine:
             generated_tokens=row.generated,
             attended=row.sequence.attended,
             dense=row.sequence.dense,
+            refreshes=row.sequence.refreshes,
             phases=self._phases(row),
             error=error,
             trace=row.sequence.record.trace() if row.sequence.record is not None else None,

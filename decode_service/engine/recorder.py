@@ -35,15 +35,18 @@ class MetricsRecorder:
         self._rate = rate
         self._num_layers = num_layers
         self._expired = 0
+        self._tokens_refused = 0
 
     def step_done(self, report: StepReport) -> None:
         """A step ended."""
         self._rate.add(report.tokens)
         self._decode.step_seconds.observe(report.seconds)
         self._decode.batch_size.observe(report.rows)
+        self._decode.preemptions.inc(report.preempted)
 
     def generation_ended(self, ending: Ending) -> None:
         """A generation ended."""
+        self._decode.delta_refresh.inc(ending.refreshes)
         if ending.dense and ending.generated_tokens:
             reads = ending.generated_tokens * self._num_layers
             self._decode.delta_pages_attended.observe(ending.attended / reads / PAGE_SIZE)
@@ -62,19 +65,27 @@ class MetricsRecorder:
         if error is not None:
             self._transfer.transfer_failures.labels(type(error).__name__).inc()
 
-    def refresh(self, load: WorkerLoad, *, expired: int) -> None:
+    def grammar_compiled(self, seconds: float) -> None:
+        """A grammar was compiled; called in the thread that did it."""
+        self._decode.grammar_compile_seconds.observe(seconds)
+
+    def refresh(self, load: WorkerLoad, *, expired: int, tokens_refused: int) -> None:
         """Sets what is read rather than counted.
 
         Args:
             load: the present load.
             expired: handoffs that ended by their lease, since the start.
+            tokens_refused: pushes and commits without the token of their grant, since the start.
         """
         used = load.total_pages - load.free_pages
         self._decode.running.set(load.running)
         self._decode.waiting.set(load.waiting)
         self._decode.kv_pages_used.set(used)
         self._decode.kv_pages_total.set(load.total_pages)
+        self._decode.kv_page_tokens.set(PAGE_SIZE)
         self._decode.kv_utilization.set(used / load.total_pages)
         self._health.engine_last_step_age_seconds.set(load.stalled_seconds)
         self._decode.kv_lease_expired.inc(expired - self._expired)
         self._expired = expired
+        self._decode.handoff_tokens_refused.inc(tokens_refused - self._tokens_refused)
+        self._tokens_refused = tokens_refused

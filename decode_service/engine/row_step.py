@@ -36,6 +36,7 @@ class RowStep:
             for group in LengthGroup
         }
         self._chosen: dict[LengthGroup, KvRead] = {}
+        self._refreshes = 0
 
     def write_slot(self, group: LengthGroup) -> int:
         """Pool slot that takes the fed token's keys and values."""
@@ -61,12 +62,14 @@ class RowStep:
     def observe(self, layer: int, evidence: torch.Tensor) -> None:
         """Gives the policy what it wanted to know of a layer."""
         self._policy.observe(layer, evidence)
+        self._refreshes += 1
 
     def commit(self, token_id: int) -> None:
         """The step succeeded and gave a token: the policy and the row move on."""
         row = self.row
         self._policy.commit()
         row.attended += self.attended
+        row.refreshes += self._refreshes
         row.dense += len(row.prompt.layer_layouts) * (row.position + 1)
         row.steps += 1
         row.draws += 1

@@ -93,6 +93,8 @@ class Sequence:
 
     Position + 1 in every layer of every step, the fed token included.
     """
+    refreshes: int = 0
+    """Choices of pages that layers which read everything made anew."""
     traced: bool = False
     """Its reads are recorded."""
     record: PageRecord | None = field(init=False, default=None)

@@ -23,6 +23,8 @@ class Ending:
     """KV slots read, summed over layers and steps."""
     dense: int = 0
     """KV slots that full attention over the unpruned prompt would have read."""
+    refreshes: int = 0
+    """Choices of pages that layers which read everything made anew."""
     phases: tuple[tuple[str, float], ...] = ()
     """(decode_queue, first_decode or decode, seconds)."""
     error: TandemError | None = None

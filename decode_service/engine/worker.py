@@ -86,6 +86,9 @@ class WorkerObserver(Protocol):
     def commit_ended(self, *, error: TandemError | None) -> None:
         """A commit was adopted, or refused with an error."""
 
+    def grammar_compiled(self, seconds: float) -> None:
+        """A grammar was compiled; called in the thread that did it."""
+
 
 class Generation:
     """One running answer as its reader sees it.
@@ -139,7 +142,7 @@ class DecodeWorker:
         self.intake = intake
         self.engine = engine
         self._tokenizer = tokenizer
-        self._grammars = GrammarCompiler(tokenizer)
+        self._grammars = GrammarCompiler(tokenizer, on_compiled=observer.grammar_compiled)
         self._settings = settings
         self._observer = observer
         self._clock = clock
@@ -155,12 +158,18 @@ class DecodeWorker:
         return self.table.reserve(spec)
 
     async def commit(
-        self, manifest: KvManifest, *, slot: int, generation: int, prompt_ids: tuple[int, ...]
+        self,
+        manifest: KvManifest,
+        *,
+        slot: int,
+        generation: int,
+        prompt_ids: tuple[int, ...],
+        token: bytes,
     ) -> Reservation:
         """Adopts a landed KV cache; see `Intake.commit` for its errors."""
         try:
             granted = await self.intake.commit(
-                manifest, slot=slot, generation=generation, prompt_ids=prompt_ids
+                manifest, slot=slot, generation=generation, prompt_ids=prompt_ids, token=token
             )
         except TandemError as error:
             _log.warning(

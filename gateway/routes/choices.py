@@ -111,7 +111,7 @@ class _Frames:
                 yield self._with_usage(delta)
             return
         if event.last and choice == event.branch:  # that is, of the first prompt
-            self._report = event.report.to_json()
+            self._report = event.report.extension()
         yield self._with_usage(self._reply.ending(choice, event))
 
     def last(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import re
 import uuid
 
+import structlog
 from starlette.requests import Request
 
 from gateway.intake import Origin, new_origin
@@ -21,7 +22,8 @@ def request_id_from(given: str | None) -> str:
 
 
 def origin_of(request: Request, endpoint: str) -> Origin:
-    """Names a request that arrives now; calls to workers carry the name."""
+    """Names a request that arrives now; its log lines and calls to workers carry the name."""
     origin = new_origin(request_id_from(request.headers.get(REQUEST_ID_HEADER)), endpoint)
     set_request_id(origin.request_id)
+    structlog.contextvars.bind_contextvars(request_id=origin.request_id)
     return origin

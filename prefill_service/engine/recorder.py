@@ -23,14 +23,16 @@ class MetricsRecorder:
         self._health = health
         self._expired = 0
 
-    def serves(self, *, role: str, model: str, version: str) -> None:
-        """Says what runs here, once it is known."""
+    def serves(self, *, role: str, model: str, version: str, config: str) -> None:
+        """Says what runs here, and with which settings, once it is known."""
         self._health.build_info.labels(role=role, model=model, version=version).set(1)
+        self._health.config_info.labels(role=role, config=config).set(1)
 
     def computed(self, computed: Computed) -> None:
         """Counts a prompt that went through the model."""
         plan = computed.plan
         kept = plan.summary.kept_tokens
+        self._metrics.batch_tokens.observe(plan.prompt_tokens)
         self._metrics.claa_tokens_in.inc(plan.prompt_tokens)
         self._metrics.claa_tokens_kept.inc(kept)
         self._metrics.claa_keep_rate.observe(kept / plan.prompt_tokens)
@@ -60,9 +62,14 @@ class MetricsRecorder:
             **phases,
         )
 
+    def grammar_compiled(self, seconds: float) -> None:
+        """A grammar was compiled; called in the thread that did it."""
+        self._metrics.grammar_compile_seconds.observe(seconds)
+
     def refresh(self, load: EngineLoad) -> None:
         """Sets the gauges that are read rather than counted."""
         self._metrics.queue_depth.set(load.queued_requests)
+        self._metrics.running.set(load.running_requests)
         self._metrics.queued_prompt_tokens.set(load.queued_tokens)
         self._metrics.kv_held_bytes.set(load.held_bytes)
         self._health.engine_last_step_age_seconds.set(load.stalled_seconds)

@@ -94,7 +94,7 @@ def admin_app(
     )
 
 
-def admin_server(
+def admin_server(  # noqa: PLR0913  what the pages show, and where
     *,
     host: str,
     port: int,
@@ -105,7 +105,5 @@ def admin_server(
     more: Sequence[Route] = (),
 ) -> HttpServer:
     """The admin server of a role; `await .start()`, then read `.address`."""
-    app = admin_app(
-        registry=registry, readiness=readiness, alive=alive, refresh=refresh, more=more
-    )
+    app = admin_app(registry=registry, readiness=readiness, alive=alive, refresh=refresh, more=more)
     return HttpServer(app, host=host, port=port)

@@ -33,6 +33,9 @@ MASS_BUCKETS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
 GBPS_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0)
 """Gigabytes per second."""
 
+PROMPT_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Prompt tokens."""
+
 COUNT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Rows, pages and other small counts."""
 
@@ -43,6 +46,12 @@ class BuildMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.build_info = Gauge(
             "tandem_build_info", "Always 1", ["role", "model", "version"], registry=registry
+        )
+        self.config_info = Gauge(
+            "tandem_config_info",
+            "Always 1; `config` differs where settings other than names and ports differ",
+            ["role", "config"],
+            registry=registry,
         )
 
 
@@ -58,10 +67,23 @@ class HealthMetrics(BuildMetrics):
         )
 
 
-class GatewayMetrics:
+class GrammarMetrics:
+    """Fed by every role: the gateway refuses what does not compile, the others sample by it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.grammar_compile_seconds = Histogram(
+            "tandem_grammar_compile_seconds",
+            "Compilation of one grammar that was not remembered",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+
+
+class GatewayMetrics(GrammarMetrics):
     """Fed by the gateway: what users feel."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         self.requests = Counter(
             "tandem_requests",
             "Finished requests",
@@ -117,6 +139,15 @@ class GatewayMetrics:
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
+        self.stream_stalls = Counter(
+            "tandem_stream_stalls", "Gaps above 1 s in the tokens of an answer", registry=registry
+        )
+        self.slo = Counter(
+            "tandem_slo", "Requests that a bound was applied to", ["slo"], registry=registry
+        )
+        self.slo_met = Counter(
+            "tandem_slo_met", "Requests that kept within the bound", ["slo"], registry=registry
+        )
 
     def _declare_volumes(self, registry: CollectorRegistry) -> None:
         self.prompt_tokens = Counter(
@@ -138,10 +169,11 @@ class GatewayMetrics:
         )
 
 
-class PrefillMetrics:
+class PrefillMetrics(GrammarMetrics):
     """Fed by the prefill service."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         self.claa_tokens_in = Counter(
             "tandem_claa_tokens_in", "Prompt tokens processed", registry=registry
         )
@@ -160,6 +192,13 @@ class PrefillMetrics:
             buckets=STEP_BUCKETS,
             registry=registry,
         )
+        self.batch_tokens = Histogram(
+            "tandem_batch_tokens",
+            "Prompt tokens of one pass through the model",
+            buckets=PROMPT_BUCKETS,
+            registry=registry,
+        )
+        self.running = Gauge("tandem_running", "Prompts in compute or delivery", registry=registry)
         self.kv_held_bytes = Gauge(
             "tandem_kv_held_bytes", "Sealed KV held for another delivery", registry=registry
         )
@@ -208,16 +247,20 @@ class TransferMetrics(HandoffFailureMetrics):
         )
 
 
-class DecodeMetrics:
+class DecodeMetrics(GrammarMetrics):
     """Fed by the decode service."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         self.running = Gauge("tandem_running", "Rows in the batch", registry=registry)
         self.waiting = Gauge(
             "tandem_waiting", "Adopted handoffs that wait for their turn", registry=registry
         )
         self.kv_pages_used = Gauge("tandem_kv_pages_used", "KV pages held", registry=registry)
         self.kv_pages_total = Gauge("tandem_kv_pages_total", "KV pages in all", registry=registry)
+        self.kv_page_tokens = Gauge(
+            "tandem_kv_page_tokens", "KV slots of a page", registry=registry
+        )
         self.kv_utilization = Gauge(
             "tandem_kv_utilization", "Share of KV pages held", registry=registry
         )
@@ -239,9 +282,24 @@ class DecodeMetrics:
             buckets=SHARE_BUCKETS,
             registry=registry,
         )
+        self.delta_refresh = Counter(
+            "tandem_delta_refresh",
+            "Choices of pages that layers which read everything made anew",
+            registry=registry,
+        )
+        self.preemptions = Counter(
+            "tandem_preemptions",
+            "Rows that sat out a step: their reader is too far behind, or the batch is full",
+            registry=registry,
+        )
         self._declare_drift(registry)
         self.kv_lease_expired = Counter(
             "tandem_kv_lease_expired", "Reservations that ended by their lease", registry=registry
+        )
+        self.handoff_tokens_refused = Counter(
+            "tandem_handoff_tokens_refused",
+            "Pushes and commits that did not show the token of their grant",
+            registry=registry,
         )
 
     def _declare_drift(self, registry: CollectorRegistry) -> None:
