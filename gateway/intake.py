@@ -24,6 +24,7 @@ from gateway.schema.translate import (
 from gateway.workers import Workers
 from shared.config.version import package_version
 from shared.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
+from shared.tokenizer.chat_template import ChatTemplate
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.options import RequestOptions
 
@@ -151,6 +152,18 @@ class Intake:
         )
         return replace(self._job(body, prompt, origin, param="messages"), plan=plan)
 
+    async def render_chat(self, body: ChatBody) -> str:
+        """The prompt of a conversation, as `chat_job` would make it.
+
+        Raises:
+            InvalidRequestError: unknown model, no chat template, or far too much text.
+        """
+        self.check_model(body.model)
+        self.refuse_too_many(len(body.messages))
+        plan = await self.planner.plan(body)
+        variables = body.template_variables() | plan.variables()
+        return await self.render([m.for_template() for m in body.messages], variables)
+
     async def completion_jobs(self, body: CompletionBody, origin: Origin) -> list[GenerationJob]:
         """One job a prompt.
 
@@ -176,7 +189,7 @@ class Intake:
         Raises:
             ContextLengthError: the text is far too long to be worth encoding.
         """
-        self._refuse_hopeless(text, param=param)
+        self.refuse_hopeless(text, param=param)
         return await asyncio.to_thread(self.tokenizer.encode, text)
 
     async def encode_chat(
@@ -193,6 +206,37 @@ class Intake:
             InvalidRequestError: no chat template, a refusal by it, far too much text, or no such
                 part.
         """
+        template = self._template()
+        text = await self.render(messages, variables)
+        if not asked.anything:
+            ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=False)
+            return PromptInput(ids=ids, options=options)
+        chat = RenderedChat(template=template, messages=messages, variables=variables, text=text)
+        return await asyncio.to_thread(self._with_parts, chat, options, asked)
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """A conversation as the chat template prints it.
+
+        Raises:
+            InvalidRequestError: no chat template, a refusal by it, or far too much text.
+        """
+        # Rendering and tokenizing a long conversation takes long enough to stall other streams.
+        text = await asyncio.to_thread(
+            self._template().render,
+            messages,
+            variables=variables,
+            add_generation_prompt=add_generation_prompt,
+        )
+        self.refuse_hopeless(text, param="messages")
+        return text
+
+    def _template(self) -> ChatTemplate:
         template = self.tokenizer.chat_template
         if template is None:
             raise InvalidRequestError(
@@ -200,14 +244,7 @@ class Intake:
                 "template; use /v1/completions, or add chat_template.jinja to the folder",
                 code="chat_template_missing",
             )
-        # Rendering and tokenizing a long conversation takes long enough to stall other streams.
-        text = await asyncio.to_thread(template.render, messages, variables=variables)
-        self._refuse_hopeless(text, param="messages")
-        if not asked.anything:
-            ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=False)
-            return PromptInput(ids=ids, options=options)
-        chat = RenderedChat(template=template, messages=messages, variables=variables, text=text)
-        return await asyncio.to_thread(self._with_parts, chat, options, asked)
+        return template
 
     def _with_parts(
         self, chat: RenderedChat, options: RequestOptions, asked: AskedParts
@@ -216,7 +253,12 @@ class Intake:
         options = resolve_parts(chat, offsets=offsets, options=options, asked=asked)
         return PromptInput(ids=ids, options=options)
 
-    def _refuse_hopeless(self, text: str, *, param: str) -> None:
+    def refuse_hopeless(self, text: str, *, param: str) -> None:
+        """Looks at a text before it is tokenized.
+
+        Raises:
+            ContextLengthError: it cannot fit, however it is tokenized.
+        """
         limit, tokens = self.max_model_len(), self.tokenizer.fewest_tokens(text)
         if tokens > limit:
             raise ContextLengthError(

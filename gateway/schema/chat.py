@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.schema.generation import Body, GenerationBody, TopLogprobs
 from gateway.schema.structured import ResponseFormat
@@ -31,6 +31,31 @@ def _text_of(value: object) -> object:
     return "".join(pieces)
 
 
+_CONTENT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "properties": {"type": {"enum": [kind]}, key: {"type": "string"}},
+                        "required": ["type", key],
+                    }
+                    for kind, key in (
+                        ("text", "text"),
+                        ("input_text", "text"),
+                        ("refusal", "refusal"),
+                    )
+                ]
+            },
+        },
+        {"type": "null"},
+    ]
+}
+
+
 def _known_choice(value: object) -> object:
     """One message instead of one a form."""
     modes = {"none", "auto", "required"}
@@ -43,11 +68,18 @@ def _known_choice(value: object) -> object:
     return value
 
 
+def allowed_variables(given: dict[str, Any]) -> dict[str, Any]:
+    """Those of the client's template variables that the template may see."""
+    return {name: value for name, value in given.items() if name in TEMPLATE_VARIABLES}
+
+
 class Message(Body):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | None, BeforeValidator(_text_of)] = None
+    content: Annotated[str | None, BeforeValidator(_text_of), WithJsonSchema(_CONTENT_SCHEMA)] = (
+        None
+    )
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -95,7 +127,7 @@ class ChatBody(GenerationBody):
         given = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             given.setdefault("reasoning_effort", self.reasoning_effort)
-        return {name: value for name, value in given.items() if name in TEMPLATE_VARIABLES}
+        return allowed_variables(given)
 
     def ignored_variables(self) -> list[str]:
         """Template variables that are not allowed, as dotted names."""

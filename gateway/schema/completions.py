@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.schema.generation import GenerationBody
 
@@ -34,10 +34,26 @@ def _is_ids(value: object) -> bool:
     )
 
 
+_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        _TEXT_SCHEMA,
+        _IDS_SCHEMA,
+        {
+            "type": "array",
+            "items": {"anyOf": [_TEXT_SCHEMA, _IDS_SCHEMA]},
+            "minItems": 1,
+            "maxItems": MAX_PROMPTS,
+        },
+    ]
+}
+
+
 class CompletionBody(GenerationBody):
     """A plain completion request; `prompt` holds texts and token-id lists after parsing."""
 
-    prompt: Annotated[Any, BeforeValidator(_prompts)]
+    prompt: Annotated[Any, BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
     suffix: str | None = None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from shared.types.methods import PageHeads, PageLayout
 from shared.types.options import PromptPart
@@ -66,6 +66,29 @@ _StopStrings = Annotated[
 ]
 
 
+_STOP_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1},
+            "maxItems": MAX_STOP_STRINGS,
+        },
+        {"type": "null"},
+    ]
+}
+_BIAS_SCHEMA = {
+    "anyOf": [
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]+$"},
+            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+        },
+        {"type": "null"},
+    ]
+}
+
+
 class Body(BaseModel):
     """Base of every object in a request: no coercion, no NaN, unknown fields are kept aside."""
 
@@ -115,8 +138,13 @@ class GenerationBody(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
-    stop: Annotated[_StopStrings | None, BeforeValidator(_as_list)] = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None,
+        WithJsonSchema(_BIAS_SCHEMA),
+    ] = None
+    stop: Annotated[
+        _StopStrings | None, BeforeValidator(_as_list), WithJsonSchema(_STOP_SCHEMA)
+    ] = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import ValidationError
 
-from gateway.schema.generation import GenerationBody
+from gateway.schema.generation import Body, GenerationBody
 from shared.errors import InvalidRequestError
 
 B = TypeVar("B", bound=GenerationBody)
+M = TypeVar("M", bound=Body)
 
 MISSING = "missing_required_parameter"
 UNSUPPORTED = "unsupported_parameter"
@@ -25,10 +26,7 @@ def parse_body(raw: bytes, cls: type[B]) -> B:
             parameters that this server cannot honour; `param` is the dotted path.
     """
     value = parse_object(raw)
-    try:
-        body = cls.model_validate(value)
-    except ValidationError as error:
-        raise _explain(error) from error
+    body = validated(value, cls)
     _check_combinations(body, value)
     for name, (_, hint) in body.unsupported().items():
         raise InvalidRequestError(
@@ -37,6 +35,18 @@ def parse_body(raw: bytes, cls: type[B]) -> B:
             param=name,
         )
     return body
+
+
+def validated(value: dict[str, Any], cls: type[M]) -> M:
+    """A JSON object as a body.
+
+    Raises:
+        InvalidRequestError: a field is missing, of another type or out of range.
+    """
+    try:
+        return cls.model_validate(value)
+    except ValidationError as error:
+        raise _explain(error) from error
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

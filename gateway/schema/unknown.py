@@ -17,7 +17,7 @@ _MIN_LENGTH = 4
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
-def check_unknown(body: GenerationBody, *, strict: bool) -> dict[str, str]:
+def check_unknown(body: Body, *, strict: bool) -> dict[str, str]:
     """Response headers that name the ignored fields; empty when all are known.
 
     Raises:
@@ -37,16 +37,15 @@ def check_unknown(body: GenerationBody, *, strict: bool) -> dict[str, str]:
     return headers
 
 
-def _unknown(body: GenerationBody) -> Iterable[tuple[str, Iterable[str]]]:
+def _unknown(body: Body) -> Iterable[tuple[str, Iterable[str]]]:
     known = set(type(body).model_fields) | ACCEPTED_WITHOUT_EFFECT
     for name in body.model_extra or {}:
         if name not in ACCEPTED_WITHOUT_EFFECT:
             yield name, known
-    nested: tuple[tuple[str, Body | None], ...] = (
-        ("stream_options", body.stream_options),
-        ("tandem", body.tandem),
-    )
-    for parent, inner in nested:
+    nested: dict[str, Body | None] = {}
+    if isinstance(body, GenerationBody):
+        nested = {"stream_options": body.stream_options, "tandem": body.tandem}
+    for parent, inner in nested.items():
         if inner is None:
             continue
         fields = [f"{parent}.{field}" for field in type(inner).model_fields]
