@@ -1,9 +1,11 @@
 """Values of the reservation table: what is asked for, what is answered, one handoff's record."""
 
 import asyncio
+import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from decode_service.engine.branches import Branches
 from decode_service.engine.kv_cache import SequencePages
@@ -13,6 +15,9 @@ from shared.kv.slab import SlabLease
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
 from shared.types.kv_manifest import KvManifest
 from shared.types.model_identity import ModelIdentity
+
+TOKEN_BYTES = 16
+"""Random bytes of a grant's token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +106,7 @@ class HandoffCounters:
     aborted: int = 0
     expired: int = 0
     late: int = 0
+    tokens_refused: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +130,8 @@ class Reservation:
     """Set by the intake once the pages hold the prompt."""
     holds_slab: bool = True
     """False after the slab slot was given back or put in quarantine."""
+    token: bytes = field(default_factory=partial(secrets.token_bytes, TOKEN_BYTES), repr=False)
+    """What its writer must show; never logged."""
     branches: Branches = field(init=False)
     """Its answers."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)

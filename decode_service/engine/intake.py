@@ -11,6 +11,7 @@ import torch
 
 from decode_service.engine.branches import branch_prompt, copy_tails
 from decode_service.engine.engine import DecodeEngine
+from decode_service.engine.grant_check import check_grant
 from decode_service.engine.handoffs import AdoptedKv, Reservation, stale
 from decode_service.engine.kv_cache import PagedKvCache, SequencePages
 from decode_service.engine.reservations import OPEN_TO_WRITES, ReservationTable
@@ -65,17 +66,30 @@ class Intake:
         return len(self._tasks)
 
     async def commit(
-        self, manifest: KvManifest, *, slot: int, generation: int, prompt_ids: tuple[int, ...]
+        self,
+        manifest: KvManifest,
+        *,
+        slot: int,
+        generation: int,
+        prompt_ids: tuple[int, ...],
+        token: bytes,
     ) -> Reservation:
         """Verifies and adopts; returns when the pages hold the prompt. Committing twice is fine.
 
         Raises:
             ManifestError: what landed is not what was promised; the handoff is dropped.
-            StaleWriteError: unknown, over, not sealed in time, or another slot or generation.
+            StaleWriteError: unknown, over, not sealed in time, or another slot, generation,
+                or token.
         """
         key = manifest.handoff
         granted = self._table.find(key)
-        self._table.check_grant(granted, slot=slot, generation=generation)
+        check_grant(
+            granted,
+            slot=slot,
+            generation=generation,
+            token=token,
+            counters=self._table.counters,
+        )
         await granted.leave(OPEN_TO_WRITES, timeout_s=self._commit_wait_s)
         if granted.state in OPEN_TO_WRITES:
             self._table.abort(key)

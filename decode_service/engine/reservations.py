@@ -9,6 +9,7 @@ alive is quarantined until it is gone.
 from collections.abc import Callable, Iterable
 
 from decode_service.engine.admission import Capacity, admit
+from decode_service.engine.grant_check import check_token
 from decode_service.engine.handoffs import (
     Busy,
     BusyReason,
@@ -103,6 +104,10 @@ class ReservationTable:
 
     # --- the transport's side (SlabWriter) --------------------------------------------------
 
+    def authorize(self, slot: int, generation: int, *, token: bytes) -> None:
+        """Lets the holder of a grant name its slot; StaleWriteError for everybody else."""
+        check_token(self._held(slot, generation), token, counters=self.counters)
+
     def write(self, *, slot: int, generation: int, offset: int, data: memoryview) -> None:
         """Lands bytes and renews the lease.
 
@@ -152,16 +157,6 @@ class ReservationTable:
             return granted
         state = self._late(key)
         raise stale(key, f"is {state.value}" if state else "is not known here")
-
-    def check_grant(self, granted: Reservation, *, slot: int, generation: int) -> None:
-        """Compares what a commit says with what was granted; a wrong one is not obeyed at all.
-
-        Raises:
-            StaleWriteError: another slot or generation.
-        """
-        if (granted.lease.slot, granted.lease.generation) != (slot, generation):
-            self._count_late(granted)
-            raise stale(granted.key, "was committed with another slot or generation than granted")
 
     def begin_commit(self, granted: Reservation) -> None:
         """Pins a sealed handoff for its intake.
@@ -309,11 +304,15 @@ class ReservationTable:
         self.counters.busy += 1
         return Busy(reason=reason, retry_after_s=retry_after_s)
 
-    def _writable(self, slot: int, generation: int) -> Reservation:
+    def _held(self, slot: int, generation: int) -> Reservation:
         granted = self._by_slot.get(slot)
         if granted is None or granted.lease.generation != generation:
             self.counters.late += 1
             raise not_granted(slot, generation)
+        return granted
+
+    def _writable(self, slot: int, generation: int) -> Reservation:
+        granted = self._held(slot, generation)
         if granted.state not in OPEN_TO_WRITES:
             self._count_late(granted)
             raise stale(granted.key, f"is {granted.state.value} and takes no more bytes")

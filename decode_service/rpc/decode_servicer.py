@@ -74,6 +74,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 lease_ms=self._worker.table.lease_ms(answer),
                 transports=self._transports,
                 incarnation=self._incarnation,
+                token=answer.token,
             )
         )
 
@@ -89,6 +90,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                     slot=request.slot,
                     generation=request.generation,
                     prompt_ids=tuple(request.prompt_token_ids),
+                    token=request.token,
                 )
         except TandemError as error:
             return decode_pb2.CommitResponse(rejected=error_to_pb(error))

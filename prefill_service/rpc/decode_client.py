@@ -82,6 +82,7 @@ class DecodeClient:
             lease_ms=grant.lease_ms,
             transports=tuple(grant.transports),
             incarnation=grant.incarnation,
+            token=grant.token,
         )
 
     async def commit(
@@ -102,6 +103,7 @@ class DecodeClient:
             slot=grant.slot,
             generation=grant.generation,
             prompt_token_ids=prompt_token_ids,
+            token=grant.token,
         )
         stub = self._stub(target.address)
         answer = await _translated(stub.Commit(request, timeout=self._timeout_s))

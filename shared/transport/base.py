@@ -42,6 +42,8 @@ class Grant:
     """Transports the worker accepts, best first."""
     incarnation: str = ""
     """Incarnation of the worker; empty skips the comparison."""
+    token: bytes = field(default=b"", repr=False)
+    """Proves the right to this slab; shown to nobody but the worker that gave it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,13 @@ class KvTransport(Protocol):
 
 class SlabWriter(Protocol):
     """What a receiver does with the frames of a stream; the decode service implements it."""
+
+    def authorize(self, slot: int, generation: int, *, token: bytes) -> None:
+        """Decides whether a stream that shows `token` may name this slot; asked once a stream.
+
+        Raises:
+            StaleWriteError: the slot is not granted (any more), or to somebody else.
+        """
 
     def write(self, *, slot: int, generation: int, offset: int, data: memoryview) -> None:
         """Copies one chunk and renews the lease.

@@ -17,6 +17,9 @@ from shared.wire.identity import identity_from_pb, identity_to_pb
 SERVICE_NAME = transfer_pb2.DESCRIPTOR.services_by_name["TransferService"].full_name
 """Full name of the service, for health and reflection."""
 
+TOKEN_KEY = "tandem-handoff-token-bin"  # noqa: S105  a metadata key, not a secret
+"""Metadata of a push that carries the grant's token."""
+
 _PushContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -58,6 +61,7 @@ class TransferReceiver:
 
     async def push(self, _requests: object, context: _PushContext) -> None:
         """Takes one stream of frames."""
+        token = _token_of(context)
         lease: tuple[int, int] | None = None
         clean = False
         written = 0
@@ -66,7 +70,10 @@ class TransferReceiver:
             while isinstance(message := await context.read(), bytes):
                 try:
                     frame = decode_frame(message)
-                    lease = lease or (frame.slot, frame.generation)
+                    if lease is None:
+                        # Only from here on may the end of this stream mean anything to the slot.
+                        self._writer.authorize(frame.slot, frame.generation, token=token)
+                        lease = (frame.slot, frame.generation)
                     written += self._take(frame, lease)
                 except TandemError as error:
                     await context.write(_answer(written=written, refused=error))
@@ -131,6 +138,13 @@ def add_transfer_service(
         "Push": grpc.stream_stream_rpc_method_handler(receiver.push),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+
+def _token_of(context: _PushContext) -> bytes:
+    for key, value in context.invocation_metadata() or ():
+        if key == TOKEN_KEY and isinstance(value, bytes):
+            return value
+    return b""
 
 
 def _answer(

@@ -30,6 +30,7 @@ from shared.transport.base import (
     TransportContext,
 )
 from shared.transport.frames import FrameKind, encode_frame
+from shared.transport.grpc_receiver import TOKEN_KEY
 from shared.transport.hello import Peer, check_peer
 from shared.wire.identity import identity_from_pb, identity_to_pb
 
@@ -109,7 +110,8 @@ class GrpcTransport:
                 f"{address} takes frames of {answer.max_chunk_bytes} bytes and gives "
                 f"{answer.credits} credits: its settings do not fit; lower chunk_bytes here"
             )
-        return channel.stream_stream(_PUSH_METHOD)(), answer.credits
+        metadata = ((TOKEN_KEY, grant.token),)
+        return channel.stream_stream(_PUSH_METHOD)(metadata=metadata), answer.credits
 
 
 class GrpcSender:

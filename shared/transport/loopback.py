@@ -46,6 +46,7 @@ class LoopbackSender:
         self._state = SenderState.NEW
         self._endpoint: LocalEndpoint | None = None
         self._grant = Grant(slot=0, generation=0)
+        self._authorized = False
         self._heartbeat: asyncio.Task[None] | None = None
         self._sent_bytes = 0
         self._busy_seconds = 0.0
@@ -65,7 +66,7 @@ class LoopbackSender:
             expected_incarnation=grant.incarnation,
         )
         self._endpoint, self._grant, self._state = endpoint, grant, SenderState.OPEN
-        self._heartbeat = asyncio.create_task(self._keep_alive(endpoint))
+        self._heartbeat = asyncio.create_task(self._keep_alive())
 
     async def write(self, offset: int, data: memoryview | bytes) -> None:
         """Copies bytes chunk by chunk; see `KvSender.write`."""
@@ -103,20 +104,24 @@ class LoopbackSender:
                 f"this transfer is {self._state.value}: it was closed while bytes were still to be "
                 "sent; start a new attempt"
             )
+        if not self._authorized:
+            grant = self._grant
+            self._endpoint.writer.authorize(grant.slot, grant.generation, token=grant.token)
+            self._authorized = True
         return self._endpoint
 
     async def _stop(self, *, clean: bool) -> None:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             await asyncio.gather(self._heartbeat, return_exceptions=True)
-        if self._endpoint is not None:
+        if self._endpoint is not None and self._authorized:
             writer = self._endpoint.writer
             writer.writer_closed(self._grant.slot, self._grant.generation, clean=clean)
 
-    async def _keep_alive(self, endpoint: LocalEndpoint) -> None:
+    async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._grant.lease_ms / 1000 / HEARTBEATS_PER_LEASE)
             try:
-                endpoint.writer.heartbeat(self._grant.slot, self._grant.generation)
+                self._receiver().writer.heartbeat(self._grant.slot, self._grant.generation)
             except HandoffError:
                 return  # the next write raises the same refusal

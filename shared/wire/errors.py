@@ -40,6 +40,7 @@ _BY_CODE: dict[str, type[TandemError]] = {cls.code: cls for cls in _CLASSES} | {
     "no_prefill_worker": UnavailableError,
     "no_decode_worker": UnavailableError,
     "draining": UnavailableError,
+    "handoff_token_refused": HandoffError,
 }
 
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import StaleWriteError, TransportError
+from shared.transport.base import Grant
 from shared.transport.registry import transport_registry
 from tests.support.transfer_parts import MODEL, receiver, until
 
@@ -90,6 +91,33 @@ async def test_abort_is_safe_twice_and_ends_the_writer(name: str) -> None:
             await sender.write(500, b"x")
         with pytest.raises(TransportError):
             await sender.seal()
+
+
+async def test_another_token_is_refused_and_touches_nothing(name: str) -> None:
+    async with receiver(name) as end:
+        lease, grant = end.grant(64)
+        for token in (b"", b"of another grant"):
+            sender = end.transport.sender()
+            await sender.open(address=end.address, grant=replace(grant, token=token))
+            refused = False
+            try:  # at the write, or where the transport hears of it later
+                await sender.write(0, b"x" * 64)
+                await sender.seal()
+            except StaleWriteError:
+                refused = True
+            assert refused
+            await sender.abort()
+        assert end.bytes_of(lease) == bytes(64)
+        assert end.writer.closed == [], "a stranger's stream must not end the owner's"
+        sender = end.transport.sender()
+        await sender.open(address=end.address, grant=grant)
+        await sender.write(0, b"y" * 64)
+        await sender.seal()
+        assert end.bytes_of(lease) == b"y" * 64
+
+
+def test_a_grant_does_not_show_its_token(name: str) -> None:
+    assert "secret" not in repr(Grant(slot=0, generation=1, token=b"secret", transports=(name,)))
 
 
 async def test_abort_before_open_and_after_seal_changes_nothing(name: str) -> None:

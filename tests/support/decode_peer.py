@@ -80,6 +80,7 @@ class DecodePeer(decode_pb2_grpc.DecodeServiceServicer):
         self.model = model
         self.worker_id = worker_id
         self.incarnation = f"{worker_id}-incarnation"
+        self.token = f"{worker_id}-token".encode()
         self.script = Script()
         self.script.writes_open.set()
         self.slab = Slab(slab_bytes)
@@ -152,6 +153,7 @@ class DecodePeer(decode_pb2_grpc.DecodeServiceServicer):
             lease_ms=self.script.lease_ms,
             transports=self.script.transports,
             incarnation=self.incarnation,
+            token=self.token,
         )
         return decode_pb2.ReserveResponse(grant=grant)
 
@@ -165,6 +167,8 @@ class DecodePeer(decode_pb2_grpc.DecodeServiceServicer):
         landing = self._live.get(manifest.handoff)
         if landing is None or landing.lease.generation != request.generation:
             raise StaleWriteError(f"{manifest.handoff} holds nothing here")
+        if request.token != self.token:
+            raise StaleWriteError(f"{manifest.handoff} was granted to somebody else")
         landing.machine.advance(HandoffState.COMMITTED)
         data = bytes(
             self.slab.view(request.slot, request.generation, 0, landing.request.slab_bytes)
@@ -210,6 +214,11 @@ class DecodePeer(decode_pb2_grpc.DecodeServiceServicer):
         return decode_pb2.DecodeServiceCancelResponse(cancelled=False)
 
     # --- SlabWriter ---
+
+    def authorize(self, slot: int, generation: int, *, token: bytes) -> None:
+        landing = self._by_slot.get(slot)
+        if landing is None or landing.lease.generation != generation or token != self.token:
+            raise StaleWriteError(f"slot {slot} generation {generation} is not granted to you")
 
     def write(self, *, slot: int, generation: int, offset: int, data: memoryview) -> None:
         landing = self._writable(slot, generation)

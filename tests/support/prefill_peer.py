@@ -216,6 +216,7 @@ class PrefillPeer:
             lease_ms=answer.grant.lease_ms,
             transports=tuple(answer.grant.transports),
             incarnation=answer.grant.incarnation,
+            token=answer.grant.token,
         )
 
     async def open(self, grant: Grant) -> KvSender:
@@ -263,6 +264,7 @@ class PrefillPeer:
                 slot=grant.slot,
                 generation=grant.generation,
                 prompt_token_ids=prepared.ids if prompt_ids is None else prompt_ids,
+                token=grant.token,
             )
         )
 

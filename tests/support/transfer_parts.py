@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from shared.errors import StaleWriteError
 from shared.kv.slab import Slab, SlabLease
 from shared.rpc.server import RpcServer, build_server
 from shared.transport.base import Grant, KvTransport, LocalEndpoint, TransportContext
@@ -25,6 +26,8 @@ MODEL = ModelIdentity(
 
 INCARNATION = "receiver-1"
 
+TOKEN = b"of every grant"
+
 
 @dataclass
 class RecordingWriter:
@@ -39,6 +42,11 @@ class RecordingWriter:
         if self.before_write is not None:
             self.before_write()
         self.slab.write(slot=slot, generation=generation, offset=offset, data=data)
+
+    def authorize(self, slot: int, generation: int, *, token: bytes) -> None:
+        self.slab.view(slot, generation, 0, 0)
+        if token != TOKEN:
+            raise StaleWriteError(f"slot {slot} was granted to somebody else")
 
     def heartbeat(self, slot: int, generation: int) -> None:
         self.slab.view(slot, generation, 0, 0)
@@ -66,6 +74,7 @@ class Receiver:
             generation=lease.generation,
             lease_ms=lease_ms,
             incarnation=INCARNATION,
+            token=TOKEN,
         )
 
     def bytes_of(self, lease: SlabLease) -> bytes:

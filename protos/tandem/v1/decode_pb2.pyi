@@ -169,6 +169,7 @@ class SlabGrant(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Slot of the slab."""
     generation: _builtins.int
@@ -177,6 +178,8 @@ class SlabGrant(_message.Message):
     """Remaining duration, in milliseconds; every chunk and every heartbeat on the push stream renews it."""
     incarnation: _builtins.str
     """Incarnation of the worker."""
+    token: _builtins.bytes
+    """Proves the right to write into this slab and to commit it: random, for this grant alone, never logged."""
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Transports this worker accepts, best first."""
@@ -189,10 +192,11 @@ class SlabGrant(_message.Message):
         lease_ms: _builtins.int = ...,
         transports: _abc.Iterable[_builtins.str] | None = ...,
         incarnation: _builtins.str = ...,
+        token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "lease_ms", b"lease_ms", "slot", b"slot", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "lease_ms", b"lease_ms", "slot", b"slot", "token", b"token", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,10 +378,13 @@ class CommitRequest(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """The slot that was granted."""
     generation: _builtins.int
     """Its generation."""
+    token: _builtins.bytes
+    """Token of the grant; a commit with another one is refused."""
     @_builtins.property
     def manifest(self) -> Global___Manifest:
         """What landed."""
@@ -393,10 +400,11 @@ class CommitRequest(_message.Message):
         slot: _builtins.int = ...,
         generation: _builtins.int = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "manifest", b"manifest", "prompt_token_ids", b"prompt_token_ids", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "manifest", b"manifest", "prompt_token_ids", b"prompt_token_ids", "slot", b"slot", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,7 +59,8 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Writes chunks into a granted slab. The frame is written and read as raw bytes: a protobuf message with
+        """Writes chunks into a granted slab; the grant's token goes with the call, in the metadata
+        `tandem-handoff-token-bin`, and a call without it is refused at its first frame. The frame is written and read as raw bytes: a protobuf message with
         this one field is its exact wire form, so that no copy is spent on building messages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -36,7 +36,8 @@ class TransferServiceStub:
     Hello: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.HelloRequest, _transfer_pb2.HelloResponse]
     """Compares compatibility before anything moves."""
     Push: _grpc.StreamStreamMultiCallable[_transfer_pb2.PushRequest, _transfer_pb2.PushResponse]
-    """Writes chunks into a granted slab. The frame is written and read as raw bytes: a protobuf message with
+    """Writes chunks into a granted slab; the grant's token goes with the call, in the metadata
+    `tandem-handoff-token-bin`, and a call without it is refused at its first frame. The frame is written and read as raw bytes: a protobuf message with
     this one field is its exact wire form, so that no copy is spent on building messages.
     """
 
@@ -48,7 +49,8 @@ class TransferServiceAsyncStub(TransferServiceStub):
     Hello: _aio.UnaryUnaryMultiCallable[_transfer_pb2.HelloRequest, _transfer_pb2.HelloResponse]  # type: ignore[assignment]
     """Compares compatibility before anything moves."""
     Push: _aio.StreamStreamMultiCallable[_transfer_pb2.PushRequest, _transfer_pb2.PushResponse]  # type: ignore[assignment]
-    """Writes chunks into a granted slab. The frame is written and read as raw bytes: a protobuf message with
+    """Writes chunks into a granted slab; the grant's token goes with the call, in the metadata
+    `tandem-handoff-token-bin`, and a call without it is refused at its first frame. The frame is written and read as raw bytes: a protobuf message with
     this one field is its exact wire form, so that no copy is spent on building messages.
     """
 
@@ -69,7 +71,8 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_transfer_pb2.PushRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_transfer_pb2.PushResponse], _abc.AsyncIterator[_transfer_pb2.PushResponse]]:
-        """Writes chunks into a granted slab. The frame is written and read as raw bytes: a protobuf message with
+        """Writes chunks into a granted slab; the grant's token goes with the call, in the metadata
+        `tandem-handoff-token-bin`, and a call without it is refused at its first frame. The frame is written and read as raw bytes: a protobuf message with
         this one field is its exact wire form, so that no copy is spent on building messages.
         """
 

@@ -16,9 +16,10 @@ from shared.rpc.server import build_server
 from shared.rpc.status import error_from_rpc
 from shared.transport.base import MIN_CHUNK_BYTES, Grant, KvSender, TransportContext
 from shared.transport.frames import FrameKind, encode_frame
+from shared.transport.grpc_receiver import TOKEN_KEY
 from shared.transport.grpc_stream import GrpcSender, GrpcTransport
 from shared.wire.identity import identity_to_pb
-from tests.support.transfer_parts import INCARNATION, MODEL, Receiver, receiver, until
+from tests.support.transfer_parts import INCARNATION, MODEL, TOKEN, Receiver, receiver, until
 
 
 async def _push(end: Receiver, messages: list[bytes]) -> list[transfer_pb2.PushResponse]:
@@ -34,7 +35,8 @@ async def _push(end: Receiver, messages: list[bytes]) -> list[transfer_pb2.PushR
             "/tandem.v1.TransferService/Push",
             response_deserializer=transfer_pb2.PushResponse.FromString,
         )
-        return [answer async for answer in method(requests())]
+        metadata = ((TOKEN_KEY, TOKEN),)
+        return [answer async for answer in method(requests(), metadata=metadata)]
     finally:
         await channel.close()
 
@@ -65,7 +67,10 @@ async def test_a_generated_stub_can_push() -> None:
             _frame(grant, FrameKind.HEARTBEAT),
             _frame(grant, FrameKind.END),
         ]
-        call = stub.Push(iter([transfer_pb2.PushRequest.FromString(m) for m in raw]))
+        call = stub.Push(
+            iter([transfer_pb2.PushRequest.FromString(m) for m in raw]),
+            metadata=((TOKEN_KEY, TOKEN),),
+        )
         answers = [answer async for answer in call]
         await channel.close()
         assert [(a.credits, a.written_bytes, a.drained) for a in answers] == [(0, 4, True)]

@@ -1,0 +1,88 @@
+"""The token of a grant: who does not show it can neither write, nor end, nor commit a handoff."""
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from decode_service.app import DecodeServer
+from decode_service.engine.handoffs import TOKEN_BYTES
+from shared.errors import StaleWriteError
+from shared.model.transformer import Transformer
+from shared.types.handoff import HandoffKey, HandoffState
+from tests.support.decode_server import decode_server, direct_tokens, write_profile
+from tests.support.prefill_peer import PrefillPeer, Prepared, prefill_peer, prepare
+
+KEY = HandoffKey("request", 1)
+OTHER = HandoffKey("other", 1)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_profile(tmp_path_factory.mktemp("profile"))
+
+
+@pytest.fixture
+async def server(tiny_model_dir: Path, profile: Path) -> AsyncIterator[DecodeServer]:
+    async with decode_server(tiny_model_dir, profile, commit_wait_s=0.5) as running:
+        yield running
+
+
+@pytest.fixture
+async def peer(server: DecodeServer) -> AsyncIterator[PrefillPeer]:
+    async with prefill_peer(server.core.identity, server.address) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def prepared(tiny_model: Transformer) -> Prepared:
+    return prepare(tiny_model, mode="shared", tokens=60, kept=30)
+
+
+async def test_each_grant_has_its_own_token_and_asking_again_gives_the_same(
+    server: DecodeServer, peer: PrefillPeer, prepared: Prepared
+) -> None:
+    first = await peer.reserve(KEY, prepared)
+    again = await peer.reserve(KEY, prepared)
+    other = await peer.reserve(OTHER, prepared)
+    assert len(first.token) == TOKEN_BYTES
+    assert first.token == again.token != other.token
+    for key in (KEY, OTHER):
+        server.core.worker.abort(key, reason="the test is over")
+
+
+async def test_a_stranger_can_neither_push_nor_commit_and_the_owner_goes_on(
+    tiny_model: Transformer,
+    server: DecodeServer,
+    peer: PrefillPeer,
+    prepared: Prepared,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    table = server.core.worker.table
+    grant = await peer.reserve(KEY, prepared)
+    other = await peer.reserve(OTHER, prepared)
+    wrong = [replace(grant, token=token) for token in (b"", bytes(TOKEN_BYTES), other.token)]
+    for stranger in wrong:
+        with pytest.raises(StaleWriteError, match="token of its grant"):
+            await peer.push(stranger, prepared)
+    assert table.find(KEY).state is HandoffState.RESERVED, "their streams' ends meant nothing"
+    await peer.push(grant, prepared)
+    for stranger in wrong:
+        answer = await peer.commit(KEY, stranger, prepared)
+        assert answer.rejected.code == "handoff_token_refused"
+    answer = await peer.commit(KEY, grant, prepared)
+    assert answer.WhichOneof("result") == "adopted", answer
+    seen = await peer.decode(peer.decode_request(KEY, prepared))
+    assert seen.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
+    server.core.worker.abort(OTHER, reason="the test is over")
+    async with httpx.AsyncClient() as client:
+        metrics = (await client.get(f"http://{server.admin_address}/metrics")).text
+    assert "tandem_handoff_tokens_refused_total 6.0" in metrics
+    shown = "".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records)
+    for secret in (grant.token, other.token):
+        assert secret.hex() not in shown
+        assert repr(secret) not in shown
