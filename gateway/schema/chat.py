@@ -19,7 +19,8 @@ def _text_of(value: object) -> object:
     pieces: list[str] = []
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in {"text", "input_text", "refusal"}:
+        # Whatever the client sent may stand here, also what no set can look for.
+        if kind not in ("text", "input_text", "refusal"):
             raise ValueError(
                 f"part {index} is of type {kind!r}, but this model reads text only; "
                 'send {"type": "text", "text": "..."}'
@@ -58,8 +59,8 @@ _CONTENT_SCHEMA = {
 
 def _known_choice(value: object) -> object:
     """One message instead of one a form."""
-    modes = {"none", "auto", "required"}
-    kinds = {"function", "allowed_tools"}
+    modes = ("none", "auto", "required")
+    kinds = ("function", "allowed_tools")
     known = value.get("type") in kinds if isinstance(value, dict) else value in modes
     if value is not None and not known:
         raise ValueError(
