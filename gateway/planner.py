@@ -144,7 +144,7 @@ def _offer_of(body: ChatBody) -> Offer | None:
                 f"two tools are called {name!r}; give each a name of its own",
                 param=f"tools.{index}.function.name",
             )
-    if not tools and choice not in {None, "none", "auto"}:
+    if not tools and choice not in (None, "none", "auto"):
         raise InvalidRequestError(
             "tool_choice was sent without tools; send tools or leave it out", param="tool_choice"
         )
