@@ -227,3 +227,25 @@ async def test_a_conversation_goes_on_and_begins_anew(browser, tiny_model_dir):
         await visited.page.click("#sample")
         prompt = await visited.page.locator('[name="prompt"]').input_value()
         assert prompt.count("\n") > 50
+
+
+async def test_a_comparison_can_be_stopped_and_can_fail(browser, tiny_model_dir):
+    async with (
+        running_rig(tiny_model_dir) as rig,
+        visit(browser, rig.gateway.rest_address) as visited,
+    ):
+        page = visited.page
+        await visited.ask("hi", max_tokens=64, keep_rate=7)
+        await visited.answered("failed")
+        await page.click("#tab-compare")
+        await page.click("#compare-run")
+        await expect(page.locator("#compare-state")).to_have_text("failed")
+        # The first run is without either method, whose options are left out; the second one fails.
+        await expect(page.locator("#side-full")).to_have_text(DEFAULT_ANSWER)
+        await expect(page.locator("#compare-error")).to_contain_text("param tandem.keep_rate")
+        rig.decodes[0].plan.at("token:5", 30.0)
+        await page.click("#compare-run")
+        await expect(page.locator("#side-full")).not_to_be_empty()
+        await page.click("#compare-stop")
+        await expect(page.locator("#compare-state")).to_have_text("stopped")
+        await rig.simulation.seen("d0", "closed")

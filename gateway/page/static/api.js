@@ -55,8 +55,12 @@ async function errorOf(response) {
 
 // The JSON objects of an event stream; `ends` is the data that closes it properly, null when any end will do.
 export async function* objects(response, { ends }) {
+  let ended = ends === null;
   for await (const data of eventsOf(response.body)) {
-    if (data === ends) return;
+    if (data === ends) {
+      ended = true; // read on to the end: leaving now would look like a client that left
+      continue;
+    }
     const value = JSON.parse(data);
     if (value.error) {
       throw new ApiError(value.error.message, {
@@ -66,5 +70,5 @@ export async function* objects(response, { ends }) {
     }
     yield value;
   }
-  if (ends !== null) throw new ApiError("the stream ended in the middle of the answer", { code: "truncated" });
+  if (!ended) throw new ApiError("the stream ended in the middle of the answer", { code: "truncated" });
 }

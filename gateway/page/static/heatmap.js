@@ -95,7 +95,7 @@ function sentence(prompt, tokens, row, col) {
 function summary(prompt) {
   const parts = prompt.layouts.map(
     (layout) => `${layout.layers.length} layers keep ${layout.kept_tokens} of ${prompt.prompt_tokens} tokens`);
-  return `${parts.join("; ")}. A column is ${prompt.column_tokens === 1 ? "a token" : `${prompt.column_tokens} tokens`}.`;
+  return `${parts.join("; ")}. Rows are layers, the first at the top; a column is ${prompt.column_tokens === 1 ? "a token" : `${prompt.column_tokens} tokens`}.`;
 }
 
 // The prompt itself, what the most pruned layers lost struck out.

@@ -24,7 +24,7 @@ export function showStrip(box, pages) {
   build();
   box.replaceChildren(
     el("p", { class: "hint" }, summary(pages)),
-    el("label", {}, "Layer", choice),
+    el("label", { class: "narrow" }, "Layer", choice),
     place,
     legend([swatch("kept"), "read"], [swatch("dropped"), "skipped"],
       [swatch("mark"), "left edge: a layer chose anew in this step"]),
@@ -66,5 +66,5 @@ function summary(pages) {
   const shown = pages.stride > 1 ? `, every ${pages.stride}th shown` : "";
   return `Policy ${pages.policy}; ${pages.total_steps} steps${shown}; ` +
     `${dense ? ((attended / dense) * 100).toFixed(1) : 0} % of what full attention would read. ` +
-    `A column is ${pages.column_slots} slots.`;
+    `Rows are steps, the first at the top; a column is ${pages.column_slots} slots.`;
 }
