@@ -64,6 +64,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         sampling = sampling_from_pb(request.sampling)
         simulation.sampling.append(sampling)
         simulation.options.append(options_from_pb(request.options))
+        simulation.deadlines_ms.append(request.deadline_ms)
         branches = range(max(1, request.num_branches))
         firsts = [simulation.token(prompt, 0, sampling.logprobs, branch=b) for b in branches]
         if request.forced_first_tokens:

@@ -52,8 +52,8 @@ class FailEvent:
     error: TandemError
 
 
-Action = float | TandemError | Die | FailEvent
-"""Wait so many seconds, refuse with a status, break, or report a failure."""
+Action = float | asyncio.Event | TandemError | Die | FailEvent
+"""Wait so many seconds or for an event, refuse with a status, break, or report a failure."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class Plan:
         action = planted.pop(0)
         if isinstance(action, float):
             await asyncio.sleep(action)
+        elif isinstance(action, asyncio.Event):
+            await action.wait()
         elif isinstance(action, TandemError):
             raise action
         elif isinstance(action, Die):
@@ -103,6 +105,7 @@ class Simulation:
         self.calls: list[Call] = []
         self.sampling: list[SamplingParams] = []
         self.options: list[RequestOptions] = []
+        self.deadlines_ms: list[int] = []
         self.token_delay_s = 0.0
 
     def record(self, worker_id: str, method: str, handoff: Any = None) -> None:
