@@ -11,6 +11,7 @@ from typing import Protocol
 from decode_service.app import DecodeServer
 from decode_service.config import DecodeConfig
 from shared.model.transformer import Transformer
+from shared.telemetry.spans import SpanSource
 from shared.types.methods import SparsityParams
 from shared.types.sampling import SamplingParams
 from tests.support.decode_rows import make_cache, make_runner, place
@@ -41,7 +42,7 @@ def write_profile(folder: Path) -> Path:
 
 @asynccontextmanager
 async def decode_server(
-    model_dir: Path, profile: Path, **settings: object
+    model_dir: Path, profile: Path, *, spans: SpanSource | None = None, **settings: object
 ) -> AsyncIterator[DecodeServer]:
     """A running server; afterwards it must be idle, with nothing held and no task left."""
     before = asyncio.all_tasks()
@@ -56,7 +57,8 @@ async def decode_server(
         "max_batch": 8,
         "poison": True,
     }
-    server = DecodeServer(DecodeConfig(**(values | settings)))  # type: ignore[arg-type]
+    config = DecodeConfig(**(values | settings))  # type: ignore[arg-type]
+    server = DecodeServer(config, spans=spans)
     try:
         await server.start()
         yield server

@@ -1,9 +1,10 @@
 """A gateway, a prefill worker and a decode worker, all real, in this process."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import httpx
@@ -12,6 +13,7 @@ from decode_service.app import DecodeServer
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from protos.tandem.v1 import inference_pb2, inference_pb2_grpc
+from shared.telemetry.spans import QuietSource, SpanSource
 from tests.support.decode_server import decode_server
 from tests.support.prefill_worker import Worker, prefill_worker
 
@@ -41,23 +43,37 @@ class Stack:
 
 
 @asynccontextmanager
-async def running_stack(model_dir: Path, profile: Path) -> AsyncIterator[Stack]:
-    """Starts all three; both workers have `profile`."""
+async def running_stack(
+    model_dir: Path,
+    profile: Path,
+    *,
+    spans: Callable[[str], SpanSource] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Stack]:
+    """Starts all three; both workers have `profile`.
+
+    Args:
+        model_dir: what they serve.
+        profile: of both workers.
+        spans: where the traces of a role go.
+        settings: of the gateway.
+    """
+    source = spans or (lambda _role: QuietSource())
     async with (
-        decode_server(model_dir, profile) as decode,
-        prefill_worker(model_dir, profile=str(profile)) as prefill,
+        decode_server(model_dir, profile, spans=source("decode")) as decode,
+        prefill_worker(model_dir, profile=str(profile), spans=source("prefill")) as prefill,
     ):
-        config = GatewayConfig(
-            port=0,
-            grpc_port=0,
-            admin_port=0,
-            model_dir=str(model_dir),
-            prefill_workers=(prefill.app.address,),
-            decode_workers=(decode.address,),
-            poll_interval_s=0.1,
-            drain_timeout_s=1.0,
-        )
-        gateway = Gateway(config)
+        values: dict[str, Any] = {
+            "port": 0,
+            "grpc_port": 0,
+            "admin_port": 0,
+            "model_dir": str(model_dir),
+            "prefill_workers": (prefill.app.address,),
+            "decode_workers": (decode.address,),
+            "poll_interval_s": 0.1,
+            "drain_timeout_s": 1.0,
+        }
+        gateway = Gateway(GatewayConfig(**(values | settings)), spans=source("gateway"))
         try:
             await gateway.start()
             async with (

@@ -20,6 +20,7 @@ from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.runner import KvObserver, PrefillOutput, PrefillRunner
 from protos.tandem.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
 from shared.rpc.channel import open_channel
+from shared.telemetry.spans import SpanSource
 from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import SegmentKind
 from shared.types.options import RequestOptions
@@ -139,10 +140,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def prefill_worker(model_dir: Path, **settings: Any) -> AsyncIterator[Worker]:
+async def prefill_worker(
+    model_dir: Path, *, spans: SpanSource | None = None, **settings: Any
+) -> AsyncIterator[Worker]:
     """Starts a worker on free ports and ends it."""
     defaults: dict[str, Any] = {"port": 0, "admin_port": 0, "chunk_tokens": 48}
-    app = PrefillApp(PrefillConfig(**(defaults | {"model": str(model_dir)} | settings)))
+    config = PrefillConfig(**(defaults | {"model": str(model_dir)} | settings))
+    app = PrefillApp(config, spans=spans)
     try:
         await app.start()
         assert app._parts is not None
