@@ -36,6 +36,7 @@ from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
+from shared.telemetry.certificates import mutual_certificates
 from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
 from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
@@ -82,7 +83,7 @@ class DecodeServer:
         self._care_task: asyncio.Task[None] | None = None
         self._drain_task: asyncio.Task[None] | None = None
         self._admin = admin_server(
-            host=config.host,
+            host=config.admin_host,
             port=config.admin_port,
             registry=self._registry,
             readiness=lambda: STARTING if self._presence is None else self._presence.readiness(),
@@ -121,10 +122,17 @@ class DecodeServer:
         await self._admin.start()
         modules = (decode_servicer, control_servicer, grpc_receiver)
         names = [module.SERVICE_NAME for module in modules]
+        config = self.config
         self._rpc = build_server(
-            host=self.config.host, port=self.config.port, service_names=names, spans=self._spans
+            host=config.host,
+            port=config.port,
+            service_names=names,
+            spans=self._spans,
+            certificates=mutual_certificates(
+                cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca
+            ),
         )
-        url = self.config.redis_url
+        url = config.redis_url
         self._presence = Presence(
             self._rpc.health,
             load=self.present_load,

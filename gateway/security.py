@@ -14,7 +14,7 @@ from gateway.rpc.authentication import AuthenticationInterceptor
 from shared.discovery.address_guard import AddressGuard
 from shared.discovery.card import WorkerCard
 from shared.rpc.tls import PeerTls
-from shared.telemetry.certificates import Certificates, mutual_tls_files, tls_files
+from shared.telemetry.certificates import Certificates, mutual_certificates, tls_files
 from shared.telemetry.ports import is_loopback
 
 FetchCard = Callable[[str], Awaitable[WorkerCard]]
@@ -43,21 +43,18 @@ class Security:
             ConfigError: a file cannot be used, or settings that belong together are not all set.
         """
         public = tls_files(cert=config.tls_cert, key=config.tls_key)
-        peer = mutual_tls_files(
+        peer = mutual_certificates(
             cert=config.worker_tls_cert,
             key=config.worker_tls_key,
             ca=config.worker_tls_ca,
             setting="worker_tls",
         )
-        certificates = None if peer is None else Certificates(peer)
         if config.api_keys is None and not is_loopback(config.host):
             _log.warning("no API keys: everybody who reaches this host is served; set api_keys")
         return cls(
             ring=None if config.api_keys is None else KeyRing(config.api_keys),
             public=None if public is None else Certificates(public),
-            peer=None
-            if certificates is None
-            else PeerTls(certificates=certificates, name=config.worker_tls_name),
+            peer=PeerTls.of(peer, name=config.worker_tls_name),
             guard=AddressGuard(config.worker_networks),
         )
 

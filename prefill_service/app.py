@@ -10,6 +10,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from prefill_service.config import PrefillConfig
+from prefill_service.engine.banner import banner, warn_of_buffer
 from prefill_service.engine.compute import ComputeThread
 from prefill_service.engine.courier import DeliveryPolicy
 from prefill_service.engine.engine import PrefillEngine
@@ -30,6 +31,8 @@ from prefill_service.rpc.services import SERVICE_NAMES, add_services
 from shared.config.exit_codes import ExitCode
 from shared.config.fingerprint import config_fingerprint
 from shared.config.version import package_version
+from shared.discovery.address_guard import AddressGuard
+from shared.discovery.advertise import advertised_address
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.errors import ConfigError
@@ -38,13 +41,15 @@ from shared.kv.geometry import KvGeometry
 from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel, load_model
 from shared.rpc.server import RpcServer, build_server
+from shared.rpc.tls import PeerTls
 from shared.telemetry.admin import admin_server
+from shared.telemetry.certificates import Certificates, mutual_certificates
 from shared.telemetry.http_server import HttpServer
 from shared.telemetry.metrics import HealthMetrics, PrefillMetrics, TransferMetrics
 from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
 from shared.tokenizer.tokenizer import Tokenizer
-from shared.transport.base import KvTransport, TransportContext
+from shared.transport.base import TransportContext
 from shared.transport.instrumented import InstrumentedTransport
 from shared.transport.registry import transport_registry
 from shared.transport.topology import read_topology
@@ -79,6 +84,7 @@ class PrefillApp:
         self._board = ReadinessBoard()
         self._tasks: list[asyncio.Task[None]] = []
         self._drain_task: asyncio.Task[None] | None = None
+        self.certificates: Certificates | None = None
         self._rpc: RpcServer | None = None
         self._admin: HttpServer | None = None
         self._parts: _Parts | None = None
@@ -95,14 +101,18 @@ class PrefillApp:
         """
         config = self.config
         with self._board.startup("starting", "ports"):
+            self.certificates = mutual_certificates(
+                cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca
+            )
             self._rpc = build_server(
                 host=config.host,
                 port=config.port,
                 service_names=SERVICE_NAMES,
                 spans=self._spans,
+                certificates=self.certificates,
             )
             self._admin = admin_server(
-                host=config.host,
+                host=config.admin_host,
                 port=config.admin_port,
                 registry=self.registry,
                 readiness=lambda: self._board.current,
@@ -110,7 +120,12 @@ class PrefillApp:
                 refresh=self._refresh,
             )
             await self._admin.start()
-            advertised = self._advertised_address(self._rpc)
+            advertised = advertised_address(
+                bound=self._rpc.address,
+                host=config.host,
+                wanted=config.advertise_address,
+                published=bool(config.redis_url),
+            )
         with self._board.startup("loading", "weights"):
             loaded = await asyncio.to_thread(self._load)
         with self._board.startup("loading", "engine"):
@@ -135,7 +150,13 @@ class PrefillApp:
             await self._register(parts, advertised)
         self._board.serving()
         await self._rpc.health.set_ready(True)
-        self._banner(loaded, parts)
+        warn_of_buffer(
+            loaded.model.geometry(),
+            max_model_len=parts.limits.max_model_len,
+            buffer_bytes=config.buffer_bytes,
+        )
+        facts = banner(parts.info, loaded.profile)
+        _log.info("ready", **facts, grpc=self.address, admin=self.admin_address)
 
     @property
     def address(self) -> str:
@@ -217,47 +238,6 @@ class PrefillApp:
         discovery = RedisDiscovery(RedisSettings(url=self.config.redis_url))
         self._publisher = CardPublisher(discovery, card=card, load=parts.engine.load)
         await self._publisher.start()
-
-    def _advertised_address(self, rpc: RpcServer) -> str:
-        config = self.config
-        if config.advertise_address:
-            return config.advertise_address
-        if config.redis_url and config.host in {"0.0.0.0", "::", "[::]"}:  # noqa: S104  a refusal
-            raise ConfigError(
-                f"this worker listens on every address ({config.host}) and would tell others none "
-                "that they can reach; set advertise_address to its host:port as seen from outside",
-                param="advertise_address",
-            )
-        return rpc.address
-
-    def _banner(self, loaded: LoadedModel, parts: "_Parts") -> None:
-        geometry = loaded.model.geometry()
-        longest = geometry.num_layers * geometry.kv_bytes(parts.limits.max_model_len)
-        if longest > self.config.buffer_bytes:
-            _log.warning(
-                "buffer_bytes is below the KV of the longest prompt; unpruned ones will be refused",
-                buffer_bytes=self.config.buffer_bytes,
-                longest_prompt_bytes=longest,
-            )
-        pruning = loaded.profile.pruning
-        _log.info(
-            "ready",
-            model=parts.info.model.name,
-            dtype=parts.info.model.dtype,
-            context=parts.limits.max_model_len,
-            device=self.config.device,
-            attention=parts.info.attention_backend,
-            rejected_backends=list(parts.info.rejected_backends),
-            profile=loaded.profile.label,
-            keep_rate=pruning.keep_rate,
-            pruning_layer=pruning.pruning_layer,
-            aggregation=pruning.aggregation.value,
-            kv_select=pruning.kv_select.value,
-            bypass_below=pruning.bypass_below,
-            transports=list(parts.info.transports),
-            grpc=self.address,
-            admin=self.admin_address,
-        )
 
     # --- health -------------------------------------------------------------------------------
 
@@ -348,12 +328,19 @@ class _Parts:
         self.planner = profile_planner(
             model.config, geometry=model.geometry(), params=loaded.profile.pruning
         )
-        self.client = DecodeClient(model=self.model, timeout_s=config.rpc_timeout_s)
-        self.transports = _transports(
-            config.transports,
-            context=TransportContext(model=self.model, incarnation=app.incarnation),
-            metrics=TransferMetrics(app.registry),
+        tls = PeerTls.of(app.certificates, name=config.tls_name)
+        self.client = DecodeClient(
+            model=self.model,
+            timeout_s=config.rpc_timeout_s,
+            tls=tls,
+            guard=AddressGuard(config.worker_networks),
         )
+        context = TransportContext(model=self.model, incarnation=app.incarnation, tls=tls)
+        metrics, known = TransferMetrics(app.registry), transport_registry()
+        self.transports = {
+            name: InstrumentedTransport(known.get(name)(context), metrics)
+            for name in config.transports
+        }
         self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), app=app))
         self.info = WorkerInfo(
             role="prefill",
@@ -411,10 +398,3 @@ def _max_model_len(config: PrefillConfig, loaded: LoadedModel) -> int:
             param="max_model_len",
         )
     return config.max_model_len or longest
-
-
-def _transports(
-    names: tuple[str, ...], *, context: TransportContext, metrics: TransferMetrics
-) -> dict[str, KvTransport]:
-    registry = transport_registry()
-    return {name: InstrumentedTransport(registry.get(name)(context), metrics) for name in names}

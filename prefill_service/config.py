@@ -18,6 +18,8 @@ class PrefillConfig:
     """gRPC port; 0 picks a free one."""
     admin_port: int = 9100
     """Port of metrics and health pages; 0 picks a free one."""
+    admin_host: str = "127.0.0.1"
+    """Address to bind the metrics and health pages to, which ask for no key."""
     model: str = "smollm2"
     """Model to serve: a catalog name, a folder, a hub id or a GGUF file."""
     model_name: str = ""
@@ -38,6 +40,18 @@ class PrefillConfig:
     """Redis for discovery, for example redis://127.0.0.1:6379/0; empty publishes nothing."""
     advertise_address: str = ""
     """host:port that peers connect to; empty takes the bound one."""
+    tls_cert: Path | None = None
+    """PEM certificate of this worker, reloaded when it changes; all three of tls, or none for plain
+    text."""
+    tls_key: Path | None = None
+    """PEM key of tls_cert."""
+    tls_ca: Path | None = None
+    """PEM authorities: who connects must show a certificate of one of them."""
+    tls_name: str = ""
+    """Name that all decode workers' certificates carry; empty expects the host of each address."""
+    worker_networks: tuple[str, ...] = ()
+    """Networks that decode workers may be in, as 10.0.0.0/8 separated by commas; empty allows all
+    but link-local, cloud metadata, multicast and reserved ones."""
     log_format: str = "auto"
     """Log lines: json, text, or auto (text on a terminal)."""
     otlp_endpoint: str = ""

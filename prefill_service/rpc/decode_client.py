@@ -11,6 +11,7 @@ import grpc.aio
 from prefill_service.engine.job import Target
 from prefill_service.engine.sender import Busy, ReserveTerms
 from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
+from shared.discovery.address_guard import AddressGuard
 from shared.errors import HandoffError, UnavailableError
 from shared.rpc.channel_pool import ChannelPool
 from shared.rpc.status import error_from_rpc
@@ -42,13 +43,20 @@ class DecodeClient:
         model: this worker's model, which the other side compares with its own.
         timeout_s: longest seconds of one call.
         tls: mutual TLS with the decode workers; plain text without.
+        guard: decides which addresses are connected to; None believes every target.
     """
 
     def __init__(
-        self, *, model: ModelIdentity, timeout_s: float, tls: PeerTls | None = None
+        self,
+        *,
+        model: ModelIdentity,
+        timeout_s: float,
+        tls: PeerTls | None = None,
+        guard: AddressGuard | None = None,
     ) -> None:
         self._model = model
         self._timeout_s = timeout_s
+        self._guard = guard
         self._channels = ChannelPool(tls=tls, max_channels=MAX_CHANNELS)
 
     async def reserve(
@@ -69,7 +77,7 @@ class DecodeClient:
             max_new_tokens=terms.max_new_tokens,
             num_branches=terms.num_branches,
         )
-        stub = self._stub(target.address)
+        stub = await self._stub(target.address)
         answer = await _translated(stub.Reserve(request, timeout=self._timeout_s))
         if answer.HasField("busy"):
             return Busy(answer.busy.retry_after_ms / 1000, answer.busy.reason)
@@ -105,7 +113,7 @@ class DecodeClient:
             prompt_token_ids=prompt_token_ids,
             token=grant.token,
         )
-        stub = self._stub(target.address)
+        stub = await self._stub(target.address)
         answer = await _translated(stub.Commit(request, timeout=self._timeout_s))
         if answer.HasField("rejected"):
             raise error_from_pb(answer.rejected)
@@ -119,7 +127,7 @@ class DecodeClient:
             TandemError: the worker cannot be reached; its own lease ends the handoff then.
         """
         request = decode_pb2.AbortRequest(handoff=handoff_to_pb(key), reason=reason)
-        stub = self._stub(target.address)
+        stub = await self._stub(target.address)
         seconds = min(self._timeout_s, ABORT_SECONDS)
         answer = await _translated(stub.Abort(request, timeout=seconds))
         return answer.drained
@@ -128,7 +136,9 @@ class DecodeClient:
         """Closes every channel."""
         await self._channels.close()
 
-    def _stub(self, address: str) -> DecodeServiceAsyncStub:
+    async def _stub(self, address: str) -> DecodeServiceAsyncStub:
+        if self._guard is not None:
+            await self._guard.check(address)
         return decode_pb2_grpc.DecodeServiceStub(self._channels.get(address))
 
 

@@ -16,6 +16,11 @@ class PeerTls:
     name: str = ""
     """Name that the peers' certificates carry; empty expects the host of their address."""
 
+    @classmethod
+    def of(cls, certificates: Certificates | None, *, name: str) -> "PeerTls | None":
+        """TLS with these certificates; None, which is plain text, when there are none."""
+        return None if certificates is None else cls(certificates=certificates, name=name)
+
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     """Credentials whose every handshake uses the current files.

@@ -110,6 +110,18 @@ def mutual_tls_files(
     return files
 
 
+def mutual_certificates(
+    *, cert: Path | None, key: Path | None, ca: Path | None, setting: str = "tls"
+) -> Certificates | None:
+    """The certificates of such a side, read now; None when none is set.
+
+    Raises:
+        ConfigError: some are set and others missing, or they cannot be used.
+    """
+    files = mutual_tls_files(cert=cert, key=key, ca=ca, setting=setting)
+    return None if files is None else Certificates(files)
+
+
 def server_context(certificates: Certificates) -> ssl.SSLContext:
     """A context whose every handshake uses the current certificate."""
     base = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -156,7 +156,9 @@ async def test_tls_at_both_ports_renewed_while_it_runs(folder: Path, tmp_path: P
             context = ssl.create_default_context(cadata=authority.pem.decode())
             base = f"https://{rig.gateway.rest_address}"
             async with httpx.AsyncClient(base_url=base, verify=context) as client:
-                answer = await client.post("/v1/completions", json={"prompt": "hi"})
+                answer = await client.post(
+                    "/v1/completions", json={"prompt": "hi", "max_tokens": 64}
+                )
                 assert answer.json()["choices"][0]["text"] == DEFAULT_ANSWER
             credentials = grpc.ssl_channel_credentials(authority.pem)
             async with grpc.aio.secure_channel(
