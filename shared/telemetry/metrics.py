@@ -160,11 +160,11 @@ class GatewayMetrics(GrammarMetrics):
             "tandem_requests_in_flight", "Requests being served", registry=registry
         )
         self.queue_depth = Gauge(
-            "tandem_queue_depth", "Requests waiting for their first token", registry=registry
+            "tandem_queue_depth", "Requests waiting for their prefill to start", registry=registry
         )
         self.queued_prompt_tokens = Gauge(
             "tandem_queued_prompt_tokens",
-            "Prompt tokens of the requests waiting for their first token",
+            "Prompt tokens of the requests waiting for their prefill to start",
             registry=registry,
         )
 

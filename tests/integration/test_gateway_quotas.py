@@ -156,10 +156,11 @@ async def test_a_callers_deadline_goes_along_to_the_worker(folder: Path) -> None
 @asynccontextmanager
 async def two_gateways(folder: Path, url: str) -> AsyncIterator[tuple[Rig, Rig]]:
     """Two gateways that share a Redis, for workers and quotas, and a pair."""
-    limits = {"key_requests_per_minute": 6, "redis_url": url}
     async with (
-        running_rig(folder, **limits) as one,
-        running_rig(folder, prefills=0, decodes=0, **limits) as other,
+        running_rig(folder, key_requests_per_minute=6, redis_url=url) as one,
+        running_rig(
+            folder, prefills=0, decodes=0, key_requests_per_minute=6, redis_url=url
+        ) as other,
         contextlib.AsyncExitStack() as stack,
     ):
         for worker in (*one.prefills, *one.decodes):
