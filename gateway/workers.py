@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.balancing.base import Balancer, Candidate
-from gateway.balancing.pairs import Ranked, choose_pair
 from gateway.breaker import Breaker, BreakerSettings
 from gateway.clients.events import Target
+from gateway.pairing.pairs import Ranked, choose_pair
 from shared.discovery.base import Discovery
 from shared.discovery.card import WorkerCard
 from shared.errors import InternalError, OverloadedError, TandemError, UnavailableError

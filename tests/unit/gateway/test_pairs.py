@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.balancing.least_loaded import LeastLoaded
-from gateway.balancing.links import Link, link_between
-from gateway.balancing.pairs import Ranked, choose_pair
 from gateway.balancing.round_robin import RoundRobin
 from gateway.breaker import BreakerSettings
+from gateway.pairing.links import Link, link_between
+from gateway.pairing.pairs import Ranked, choose_pair
 from gateway.workers import ChoicePolicy, Workers
 from shared.discovery.card import WorkerCard
 from tests.support.made_up_workers import MODEL, Cards, card

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.balancing.links import Link, link_between
+from gateway.pairing.links import Link, link_between
 from shared.discovery.card import WorkerCard
 
 

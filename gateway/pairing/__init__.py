@@ -1,0 +1,1 @@
+"""Which prefill and decode workers go together, beside the order that a balancer gives them."""
