@@ -1,4 +1,4 @@
-"""Builds the OpenAPI 3.1 document from the table of operations."""
+"""Builds the OpenAPI 3.2 document from the table of operations."""
 
 from http import HTTPStatus
 from typing import Any
@@ -34,7 +34,7 @@ def build_document() -> dict[str, Any]:
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",
         "info": {
             "title": "Tandem",
             "version": package_version(),
@@ -58,7 +58,9 @@ def build_document() -> dict[str, Any]:
 
 def _schemas() -> dict[str, Any]:
     bodies = {op.body for op in OPERATIONS if op.body is not None}
-    given = {model for op in OPERATIONS for model in (op.answer, op.chunk) if model is not None}
+    given = {
+        model for op in OPERATIONS for model in (op.answer, op.chunk, op.feed) if model is not None
+    }
     models = [(m, "validation") for m in sorted(bodies, key=lambda m: m.__name__)]
     models += [(m, "validation") for m in sorted(given | {ErrorReply}, key=lambda m: m.__name__)]
     _, document = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
@@ -93,15 +95,26 @@ def _success(operation: Operation) -> dict[str, Any]:
     if operation.answer is not None:
         content[JSON] = {"schema": _ref(operation.answer)}
     if operation.chunk is not None:
-        content[STREAM] = {"schema": {"type": "string"}, "x-frame": _ref(operation.chunk)}
-    if operation.only_streams:
-        content[STREAM] = {"schema": {"type": "string"}}
+        content[STREAM] = {"itemSchema": _frame(operation.chunk)}
+    if operation.feed is not None:
+        content[STREAM] = {"itemSchema": _frame(operation.feed)}
     if not content:
         content[TEXT] = {"schema": {"type": "string"}}
     description = operation.summary
     if STREAM in content:
         description = f"{description}. {_FRAMES}"
     return {"description": description, "content": content}
+
+
+def _frame(model: type[BaseModel]) -> dict[str, Any]:
+    """One event: its data is JSON, but for the last one's."""
+    held = {
+        "type": "string",
+        "contentMediaType": JSON,
+        "contentSchema": {"anyOf": [_ref(model), _ref(ErrorReply)]},
+    }
+    data = {"anyOf": [{"const": "[DONE]"}, held]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _failure(status: int, model: type[BaseModel]) -> dict[str, Any]:

@@ -40,8 +40,8 @@ class Operation:
     """What it gives; None: text."""
     chunk: type[BaseModel] | None = None
     """What a stream's frames hold, where it can stream."""
-    only_streams: bool = False
-    """There is no answer but the stream."""
+    feed: type[BaseModel] | None = None
+    """What the frames of an endless stream hold, where there is no other answer."""
     errors: tuple[int, ...] = ()
     """Error statuses beside 401 and 403, which every operation has."""
     same_answer: tuple[int, ...] = ()
@@ -183,7 +183,7 @@ OPERATIONS = (
         method="get",
         name="watchGateway",
         summary="The state of the gateway once a second, until the caller leaves; for operators",
-        only_streams=True,
+        feed=states.Live,
         errors=(429,),
     ),
 )

@@ -97,6 +97,17 @@ class Document(BaseModel):
     paths: dict[str, Any]
 
 
+class Live(BaseModel):
+    """The state of the gateway at one moment; see the page at / for what it shows of it."""
+
+    ready: bool
+    phase: str
+    detail: str
+    requests_in_flight: int
+    queue: dict[str, int]
+    workers: list[dict[str, Any]]
+
+
 class WorkerList(BaseModel):
     """Every known worker."""
 
