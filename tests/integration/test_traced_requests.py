@@ -39,7 +39,8 @@ def body_of(**fields: Any) -> dict[str, Any]:
 async def complete(stack: Stack, **tandem: Any) -> dict[str, Any]:
     response = await stack.http.post("/v1/completions", json=body_of(tandem=tandem))
     assert response.status_code == 200, response.text
-    return strict_json(response.text)
+    answer: dict[str, Any] = strict_json(response.text)
+    return answer
 
 
 async def debug(stack: Stack, path: str = "") -> httpx.Response:

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from decode_service.app import DecodeServer
 from decode_service.config import DecodeConfig
@@ -42,11 +42,11 @@ def write_profile(folder: Path) -> Path:
 
 @asynccontextmanager
 async def decode_server(
-    model_dir: Path, profile: Path, *, spans: SpanSource | None = None, **settings: object
+    model_dir: Path, profile: Path, *, spans: SpanSource | None = None, **settings: Any
 ) -> AsyncIterator[DecodeServer]:
     """A running server; afterwards it must be idle, with nothing held and no task left."""
     before = asyncio.all_tasks()
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "port": 0,
         "admin_port": 0,
         "model": str(model_dir),
@@ -57,7 +57,7 @@ async def decode_server(
         "max_batch": 8,
         "poison": True,
     }
-    config = DecodeConfig(**(values | settings))  # type: ignore[arg-type]
+    config = DecodeConfig(**(values | settings))
     server = DecodeServer(config, spans=spans)
     try:
         await server.start()
