@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import httpx
 from rich.console import Console
 
 from deploy.cluster import Endpoints
@@ -49,6 +50,7 @@ async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
     console = Console(highlight=False, markup=False)
     for name, text in (
         ("REST", f"{endpoints.url}/v1"),
+        ("page", await page_text(endpoints.url)),
         ("gRPC", f"{endpoints.gateway.grpc} (tandem.v1.InferenceService, reflection)"),
         ("metrics", f"http://{endpoints.gateway.admin}/metrics"),
         ("model", f"{info.model.name}, {info.model.dtype}, {info.max_model_len} positions"),
@@ -60,6 +62,14 @@ async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
         ("", f'tandem chat --url {endpoints.url} "Why is the sky blue?"'),
     ):
         console.print(f"{name:<8}  {text}", soft_wrap=True)
+
+
+async def page_text(url: str) -> str:
+    """Where the gateway's page is, or that it has none."""
+    async with httpx.AsyncClient(trust_env=False, timeout=_ASK_S) as client:
+        answer = await client.head(f"{url}/")
+    served = answer.status_code == httpx.codes.OK
+    return f"{url}/" if served else "turned off (gateway setting page)"
 
 
 def _methods(config: UpConfig, *, model_hash: str) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from importlib import resources
 
 import pytest
 
+from deploy.banner import page_text
 from gateway.page.assets import load_assets
 from gateway.routes.admin import LIVE, WORKERS
 from gateway.routes.page import POLICY
@@ -42,6 +43,7 @@ async def test_the_document_and_every_file_that_it_links_to(tiny_model_dir):
         assert index.headers["content-type"] == "text/html; charset=utf-8"
         assert index.headers["cache-control"] == "no-cache"
         assert SECURE.items() <= dict(index.headers).items()
+        assert await page_text(rig.url) == f"{rig.url}/"
         links = re.findall(r'(?:src|href)="(page/[^"]+)"', index.text)
         assert len(links) == 3
         for link in links:
@@ -136,6 +138,7 @@ async def test_the_page_can_be_turned_off(tiny_model_dir):
             assert gone.status_code == 404
             assert gone.json()["error"]["code"] == "not_found"
         assert (await rig.chat()).status_code == 200
+        assert "turned off" in await page_text(rig.url)
 
 
 def test_every_file_is_part_of_the_version():
