@@ -57,18 +57,6 @@ _CONTENT_SCHEMA = {
 }
 
 
-def _known_choice(value: object) -> object:
-    """One message instead of one a form."""
-    modes = ("none", "auto", "required")
-    kinds = ("function", "allowed_tools")
-    known = value.get("type") in kinds if isinstance(value, dict) else value in modes
-    if value is not None and not known:
-        raise ValueError(
-            "use none, auto, required, or an object of the type function or allowed_tools"
-        )
-    return value
-
-
 def allowed_variables(given: dict[str, Any]) -> dict[str, Any]:
     """Those of the client's template variables that the template may see."""
     return {name: value for name, value in given.items() if name in TEMPLATE_VARIABLES}
@@ -102,7 +90,7 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_known_choice)] = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from gateway.schema.generation import Body
 
@@ -71,7 +71,34 @@ class AllowedTools(Body):
     allowed_tools: AllowedSet
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
+_FORMS: dict[object, type[NamedTool | AllowedTools]] = {
+    "function": NamedTool,
+    "allowed_tools": AllowedTools,
+}
+
+
+def _choice_of(value: object) -> object:
+    """The choice that `type` says, so that an error tells of one form, not of all."""
+    if value is None or (isinstance(value, str) and value in {"none", "auto", "required"}):
+        return value
+    kind = value.get("type") if isinstance(value, dict) else None
+    form = _FORMS.get(kind) if isinstance(kind, str) else None
+    if form is None:
+        raise ValueError(
+            "use none, auto, required, or an object of the type function or allowed_tools"
+        )
+    try:
+        return form.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where}: {first['msg'].lower()}") from error
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool | AllowedTools | None,
+    BeforeValidator(_choice_of),
+]
 
 
 class CalledFunction(Body):

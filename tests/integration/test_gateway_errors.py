@@ -94,11 +94,36 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": USER, "n": 0}, "n", "invalid_value"),
     ({"messages": USER, "n": 17}, "n", "invalid_value"),
     ({"messages": USER, "n": 129}, "n", "invalid_value"),
-    ({"messages": USER, "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     (
-        {"messages": USER, "response_format": {"type": "json_object"}},
-        "response_format",
+        {"messages": USER, "tools": [{"type": "function"}]},
+        "tools.0.function",
+        "missing_required_parameter",
+    ),
+    (
+        {"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools",
+        "tool_parser_missing",
+    ),
+    (
+        {"messages": USER, "functions": [{"name": "f"}]},
+        "functions",
         "unsupported_parameter",
+    ),
+    (
+        {"messages": USER, "response_format": {"type": "json"}},
+        "response_format.type",
+        "invalid_value",
+    ),
+    (
+        {
+            "messages": USER,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"not": {}}},
+            },
+        },
+        "response_format.json_schema.schema",
+        "invalid_json_schema",
     ),
     ({"messages": USER, "max_tokens": 5000}, "messages", "context_length_exceeded"),
     (

@@ -170,9 +170,7 @@ def test_selection_options_out_of_range(tandem: dict[str, Any], param: str) -> N
     ("fields", "param"),
     [
         ({"functions": [{}]}, "functions"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"function_call": {"name": "f"}}, "function_call"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"audio": {}, "prediction": {"type": "content"}}, "prediction"),
         ({"web_search_options": {"a": 1}}, "web_search_options"),
@@ -181,6 +179,44 @@ def test_selection_options_out_of_range(tandem: dict[str, Any], param: str) -> N
 def test_unsupported(fields: dict[str, Any], param: str) -> None:
     error = refused(**fields)
     assert (error.param, error.error_code) == (param, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": {"type": ["custom"]}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 1}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"tools": [{"type": "custom"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {"name": "a.b"}}]}, "tools.0.function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
+            "tools.0.function.parameters",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}
+                ]
+            },
+            "tools.0.function.parameters",
+        ),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ],
+)
+def test_malformed_formats_and_tools(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
 
 
 def test_content_parts() -> None:
