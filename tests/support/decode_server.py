@@ -124,7 +124,7 @@ class ServerPair(Protocol):
     """Starts a server with the given settings, and a peer."""
 
     def __call__(
-        self, **settings: object
+        self, **settings: Any
     ) -> AbstractAsyncContextManager[tuple[DecodeServer, PrefillPeer]]: ...
 
 
@@ -132,7 +132,7 @@ def pair_starter(model_dir: Path, profile: Path) -> ServerPair:
     """Binds the folder and the profile."""
 
     @asynccontextmanager
-    async def start(**settings: object) -> AsyncIterator[tuple[DecodeServer, PrefillPeer]]:
+    async def start(**settings: Any) -> AsyncIterator[tuple[DecodeServer, PrefillPeer]]:
         async with (
             decode_server(model_dir, profile, **settings) as server,
             prefill_peer(server.core.identity, server.address) as peer,
