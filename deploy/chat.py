@@ -1,5 +1,7 @@
 """`tandem chat`: one message or a dialogue with a running gateway."""
 
+import os
+import ssl
 from dataclasses import dataclass
 
 import httpx
@@ -8,6 +10,7 @@ from rich.console import Console
 from deploy.rest_client import Answer, served_models, stream_chat
 from shared.errors import TandemError, UnavailableError
 
+API_KEY_VARIABLE = "TANDEM_API_KEY"
 _TIMEOUT_S = 600.0
 _CONNECT_S = 5.0
 
@@ -42,9 +45,19 @@ def run_chat(message: str | None, *, settings: ChatSettings) -> int:
 
 
 def open_client(url: str) -> httpx.Client:
-    """A client of the gateway at `url`; proxies of the environment are not used."""
+    """A client of the gateway at `url`; proxies of the environment are not used.
+
+    Takes the key from TANDEM_API_KEY, and authorities from SSL_CERT_FILE or the system.
+    """
     timeout = httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_S)
-    return httpx.Client(base_url=url.rstrip("/"), timeout=timeout, trust_env=False)
+    key = os.environ.get(API_KEY_VARIABLE)
+    return httpx.Client(
+        base_url=url.rstrip("/"),
+        timeout=timeout,
+        trust_env=False,
+        headers={"authorization": f"Bearer {key}"} if key else {},
+        verify=ssl.create_default_context(),
+    )
 
 
 class _Dialogue:

@@ -11,6 +11,7 @@ from deploy.cli_bench import bench_app
 from deploy.cli_calibrate import calibrate
 from deploy.cli_eval import eval_app
 from deploy.cli_inspect import inspect_app
+from deploy.cli_key import key_app
 from shared.config.exit_codes import exit_code_for
 from shared.errors import TandemError
 
@@ -36,6 +37,7 @@ app.add_typer(inspect_app, name="inspect")
 app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(config_app, name="config")
+app.add_typer(key_app, name="key")
 app.command()(calibrate)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]

@@ -62,6 +62,7 @@ def worker_specs(config: UpConfig, *, cores: int) -> list[RoleSpec]:
                 "--threads", str(threads_per_worker(config, role=role, cores=cores)),
                 *_common_flags(config),
             ),
+            environment=_secrets(config, role=role),
         )
         for role, count, port, admin in rows
         for index in range(count)
@@ -90,16 +91,20 @@ def gateway_spec(
             *workers,
             *_common_flags(config),
         ),
+        environment=_secrets(config, role="gateway"),
     )  # fmt: skip
 
 
 def _common_flags(config: UpConfig) -> tuple[str, ...]:
     flags: tuple[str, ...] = ("--log-format", _log_format(config))
-    if config.redis_url:
-        flags += ("--redis-url", config.redis_url)
     if config.cache_dir is not None:
         flags += ("--cache-dir", str(config.cache_dir))
     return flags
+
+
+def _secrets(config: UpConfig, *, role: str) -> dict[str, str]:
+    """The URL may hold a password."""
+    return {f"TANDEM_{role.upper()}__REDIS_URL": config.redis_url} if config.redis_url else {}
 
 
 def _log_format(config: UpConfig) -> str:

@@ -6,8 +6,10 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from deploy.settings import load_role
 from protos.tandem.v1 import control_pb2, control_pb2_grpc
 from shared.errors import ConfigError
+from shared.telemetry.ports import join_address
 
 _DEFAULT_ADDRESSES = {
     "gateway": "127.0.0.1:8000",
@@ -26,6 +28,10 @@ def run_health(*, role: str, address: str, timeout_s: float, as_json: bool) -> i
         raise ConfigError(f"unknown role {role!r}: choose one of {', '.join(_DEFAULT_ADDRESSES)}")
     target = address or _DEFAULT_ADDRESSES[role]
     probe = probe_gateway if role == "gateway" else probe_worker
+    settings = load_role(role, file=None).value
+    if not address and settings.tls_cert is not None:
+        # The certificate is for the name that others use, not for loopback: ask the admin page.
+        target, probe = join_address(settings.admin_host, settings.admin_port), probe_gateway
     ready, detail = probe(target, timeout_s=timeout_s)
     if as_json:
         print(json.dumps({"role": role, "address": target, "ready": ready, "detail": detail}))

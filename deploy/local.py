@@ -15,6 +15,7 @@ from deploy.cluster import Cluster, Endpoints, PhaseSink
 from deploy.config import UpConfig
 from deploy.ports import check_ports
 from deploy.role_process import LineSink, error_of_exit
+from deploy.settings import check_plain
 from shared.config.exit_codes import ExitCode
 from shared.config.flags import parse_flags
 from shared.config.loader import load_config
@@ -29,6 +30,7 @@ def run_up(argv: list[str]) -> int:
     parsed = parse_flags(UpConfig, prog="tandem up", section="up", argv=argv)
     config = load_config(UpConfig, section="up", flags=parsed.values, file=parsed.file).value
     check_ports(config)
+    check_plain()
     with log_sink(config.log_dir) as on_line:
         return asyncio.run(_serve(config, on_line=on_line))
 

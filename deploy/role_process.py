@@ -5,8 +5,8 @@ import contextlib
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from deploy.launch import role_environment, supervised_command
 from deploy.ready import ReadyLine, parse_ready
@@ -37,6 +37,8 @@ class RoleSpec:
     """The name in log lines and messages, for example `prefill-0`."""
     arguments: tuple[str, ...]
     """Flags of the role."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Settings with secrets: every user of the machine can read a command line."""
 
 
 def error_of_exit(name: str, returncode: int, tail: Sequence[str]) -> TandemError:
@@ -79,7 +81,7 @@ class RoleProcess:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=role_environment(os.environ),
+            env=role_environment({**os.environ, **spec.environment}),
             start_new_session=True,
             limit=_LINE_LIMIT,
         )

@@ -21,6 +21,8 @@ CONFIG_CLASSES = {
     "up": "deploy.config:UpConfig",
 }
 
+ROLE_NAMES = ("gateway", "prefill", "decode")
+
 
 def show_settings(*, role: str, origin: bool, file: Path | None, as_json: bool) -> None:
     """Prints the settings of one role or of all.
@@ -71,6 +73,23 @@ def check_settings(role: str, argv: list[str]) -> None:
     cls = config_class(role)
     flags = parse_flags(cls, prog=f"tandem {role}", section=role, argv=argv)
     load_config(cls, section=role, flags=flags.values, file=flags.file)
+
+
+def check_plain() -> None:
+    """`tandem up` runs the roles on loopback, where its own questions to them are plain text.
+
+    Raises:
+        ConfigError: the settings of a role ask for TLS.
+    """
+    for role in ROLE_NAMES:
+        settings = load_role(role, file=None).value
+        named = ("tls_cert", "worker_tls_cert")
+        if any(getattr(settings, name, None) is not None for name in named):
+            raise ConfigError(
+                f"the {role} settings name a TLS certificate, and `tandem up` runs every role on "
+                f"loopback in plain text; start `tandem {role}` and the other roles one by one, or "
+                "unset it"
+            )
 
 
 def config_class(role: str) -> type:

@@ -16,7 +16,7 @@ C = TypeVar("C")
 
 DEFAULT_FILE = Path("tandem.toml")
 SECTIONS = frozenset({"prefill", "decode", "gateway", "up"})
-RESERVED_VARIABLES = frozenset({"TANDEM_CACHE_DIR", "TANDEM_CONFIG"})
+RESERVED_VARIABLES = frozenset({"TANDEM_API_KEY", "TANDEM_CACHE_DIR", "TANDEM_CONFIG"})
 
 
 @dataclass(frozen=True, slots=True)

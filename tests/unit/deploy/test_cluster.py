@@ -52,7 +52,16 @@ def test_gateway_is_told_the_workers_unless_redis_knows_them():
     assert flag(spec, "--decode-workers") == "h:2,h:3"
     spec = gateway_spec(UpConfig(redis_url="redis://r"), prefill=prefill, decode=decode)
     assert "--prefill-workers" not in spec.arguments
-    assert flag(spec, "--redis-url") == "redis://r"
+    assert spec.environment == {"TANDEM_GATEWAY__REDIS_URL": "redis://r"}
+
+
+def test_a_password_is_on_no_command_line_and_in_no_repr():
+    config = UpConfig(redis_url="redis://u:hunter2@r/0", prefill=2)
+    specs = [*worker_specs(config, cores=2), gateway_spec(config, prefill=(), decode=())]
+    for spec in specs:
+        assert "hunter2" not in " ".join(spec.arguments) + repr(spec)
+        assert spec.environment == {f"TANDEM_{spec.role.upper()}__REDIS_URL": config.redis_url}
+    assert gateway_spec(UpConfig(), prefill=(), decode=()).environment == {}
 
 
 @pytest.mark.parametrize("code", [3, 4, 5, 6])
