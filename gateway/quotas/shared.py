@@ -66,8 +66,8 @@ class SharedSettings:
     """For example redis://127.0.0.1:6379/0."""
     namespace: str = "tandem"
     """First part of every key."""
-    timeout_s: float = 0.25
-    """A request waits no longer than this for Redis, in seconds."""
+    timeout_s: float = 1.0
+    """A request waits no longer than this for Redis, in seconds; the next ones do not wait."""
     probe_s: float = 1.0
     """Pause between two looks whether Redis answers, in seconds."""
 

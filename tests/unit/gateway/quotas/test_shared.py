@@ -32,7 +32,9 @@ class Fallbacks:
 async def store_of(
     url: str, namespace: str = "", *, fallbacks: Fallbacks | None = None
 ) -> AsyncIterator[SharedQuotas]:
-    settings = SharedSettings(url=url, namespace=namespace or uuid4().hex, probe_s=0.02)
+    settings = SharedSettings(
+        url=url, namespace=namespace or uuid4().hex, timeout_s=20.0, probe_s=0.05
+    )
     store = SharedQuotas(settings, on_fallback=fallbacks or Fallbacks())
     await store.start()
     try:

@@ -34,6 +34,7 @@ CODES = {
     "PermissionDeniedError": "PERMISSION_DENIED",
     "ConfigError": "FAILED_PRECONDITION",
     "ModelLoadError": "FAILED_PRECONDITION",
+    "RateLimitError": "RESOURCE_EXHAUSTED",
     "OverloadedError": "RESOURCE_EXHAUSTED",
     "UnavailableError": "UNAVAILABLE",
     "UnreachableError": "UNAVAILABLE",
