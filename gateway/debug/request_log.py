@@ -140,6 +140,8 @@ class RequestLog:
         if not self._limits.requests:
             return
         kept = _Kept(entry.job.request_id, _encoded(_summary(entry)), self._details(entry))
+        if kept.nbytes > self._limits.nbytes:
+            return
         self._kept[entry.handoff_id] = kept
         self._nbytes += kept.nbytes
         while len(self._kept) > self._limits.requests or self._nbytes > self._limits.nbytes:
