@@ -33,6 +33,7 @@ from shared.config.version import package_version
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.model.probe import probe_attention
+from shared.model.profile_record import ModelProfile
 from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
@@ -153,7 +154,7 @@ class DecodeServer:
         self.core.worker.engine.start()
         await self._rpc.start()
         with self._timed("register"):
-            await self._register(self._presence)
+            await self._register(self._presence, loaded.profile)
         _log.info(
             "ready",
             address=self.address,
@@ -257,6 +258,7 @@ class DecodeServer:
             rejected_backends=_rejected_backends(loaded),
             transports=TRANSPORTS,
             profile=loaded.profile.label,
+            methods_hash=loaded.profile.methods_hash,
             topology=read_topology(self.config.device),
         )
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(
@@ -277,7 +279,7 @@ class DecodeServer:
             own=Peer(model=core.identity, incarnation=self.incarnation),
         )
 
-    async def _register(self, presence: Presence) -> None:
+    async def _register(self, presence: Presence, profile: ModelProfile) -> None:
         config, core = self.config, self.core
         caretaker = Caretaker(
             core.worker,
@@ -295,6 +297,7 @@ class DecodeServer:
             model=core.identity,
             max_model_len=core.memory.capacity.max_model_len,
             transports=TRANSPORTS,
+            methods_hash=profile.methods_hash,
             device=config.device,
             host=topology.host,
             gpu=topology.gpu,

@@ -131,8 +131,8 @@ class Intake:
     def fingerprint(self, options: RequestOptions) -> str:
         """Changes whenever the answer to the same seed may change."""
         served = self._workers.served()
-        model_hash = served.model_hash if served is not None else ""
-        text = repr((package_version(), model_hash, replace(options, trace=False)))
+        serving = (served.model_hash, served.methods) if served is not None else ()
+        text = repr((package_version(), serving, replace(options, trace=False)))
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     async def chat_job(self, body: ChatBody, origin: Origin) -> GenerationJob:

@@ -55,6 +55,8 @@ class ServedModel:
     """Longest context all of them take, in tokens."""
     model_hash: str
     """Over configuration and weights."""
+    methods: tuple[str, ...]
+    """Their prunings and page selections, one hash for all workers of the same."""
 
 
 class Workers:
@@ -167,6 +169,7 @@ class Workers:
             name=cards[0].model.name,
             max_model_len=min(card.max_model_len for card in cards),
             model_hash=cards[0].model.model_hash,
+            methods=tuple(sorted({f"{card.role} {card.methods_hash}" for card in cards})),
         )
 
     def missing(self) -> str | None:

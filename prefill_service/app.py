@@ -230,6 +230,7 @@ class PrefillApp:
             model=parts.model,
             max_model_len=parts.limits.max_model_len,
             transports=parts.info.transports,
+            methods_hash=parts.info.methods_hash,
             device=self.config.device,
             host=parts.info.topology.host,
             gpu=parts.info.topology.gpu,
@@ -355,6 +356,7 @@ class _Parts:
             rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
             transports=tuple(self.transports),
             profile=loaded.profile.label,
+            methods_hash=loaded.profile.methods_hash,
             topology=read_topology(config.device),
         )
 

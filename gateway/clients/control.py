@@ -50,6 +50,7 @@ class ControlClient:
             total_pages=load.total_pages,
             transports=tuple(info.transports),
             device=info.device,
+            methods_hash=info.methods_hash,
             host=info.host,
             gpu=info.gpu,
             nvlink_peers=tuple(info.nvlink_peers),

@@ -38,6 +38,8 @@ class WorkerCard:
     """KV transports, best first."""
     device: str = "cpu"
     """cpu, cuda:0 and so on."""
+    methods_hash: str = ""
+    """Changes with the pruning and page selection of its profile; empty when it is not told."""
     host: str = ""
     """Boot id of its machine; empty when it is not known."""
     gpu: str = ""

@@ -1,5 +1,6 @@
 """What a profile says: the parameters of both methods, for which model, and from where."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -51,6 +52,12 @@ class ModelProfile:
     """Which models it is for."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """`pruning.keep_rate` and so on to the source of that value."""
+
+    @property
+    def methods_hash(self) -> str:
+        """Twelve hex digits that change with the pruning and the page selection."""
+        methods = repr((self.pruning, self.sparsity))
+        return hashlib.sha256(methods.encode()).hexdigest()[:12]
 
     @property
     def label(self) -> str:

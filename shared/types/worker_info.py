@@ -34,5 +34,7 @@ class WorkerInfo:
     """Accepted transports, best first."""
     profile: str
     """Model profile in use, and whether it is calibrated."""
+    methods_hash: str
+    """Changes with the pruning and page selection of the profile."""
     topology: Topology
     """Where its memory is."""

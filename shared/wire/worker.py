@@ -23,6 +23,7 @@ def worker_info_to_pb(info: WorkerInfo) -> control_pb2.GetInfoResponse:
         rejected_backends=info.rejected_backends,
         transports=info.transports,
         profile=info.profile,
+        methods_hash=info.methods_hash,
         host=info.topology.host,
         gpu=info.topology.gpu,
         nvlink_peers=info.topology.nvlink_peers,

@@ -7,7 +7,14 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.support.gateway_rig import DEFAULT_ANSWER, Rig, data_frames, joined_text, running_rig
+from tests.support.gateway_rig import (
+    DEFAULT_ANSWER,
+    Rig,
+    data_frames,
+    joined_text,
+    running_rig,
+    until,
+)
 from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 
@@ -291,6 +298,16 @@ async def test_fingerprint_changes_with_options(rig: Rig) -> None:
     again = (await rig.chat()).json()["system_fingerprint"]
     sparse = (await rig.chat(tandem={"mode": "sparse", "page_budget": 8})).json()
     assert plain == again != sparse["system_fingerprint"]
+
+
+async def test_fingerprint_changes_with_the_workers_profile(rig: Rig) -> None:
+    plain = (await rig.chat()).json()["system_fingerprint"]
+    rig.decodes[0].methods_hash = "another budget"
+
+    async def changed() -> bool:
+        return bool((await rig.chat()).json()["system_fingerprint"] != plain)
+
+    await until(changed)
 
 
 async def test_harmless_fields(rig: Rig) -> None:

@@ -26,7 +26,7 @@ from gateway.routes.table import Endpoints, rest_app
 from tests.support.gateway_rig import Rig, running_rig, strict_json
 from tests.support.tiny_tokenizer import write_tokenizer_folder
 
-FEW, MANY = 12, 400
+FEW, MANY = 12, 200
 WORKERS = {"p0", "d0"}
 
 DOCUMENT = build_document()
@@ -90,6 +90,7 @@ def test_every_operation_does_as_it_says(case: schemathesis.Case[Any], rig: Rig)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @finite.parametrize()
 @settings(max_examples=MANY, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_operation_does_as_it_says_at_length(case: schemathesis.Case[Any], rig: Rig) -> None:

@@ -158,6 +158,7 @@ class SimulatedWorker:
         self.identity = identity
         self.plan = Plan()
         self.draining = False
+        self.methods_hash = "simulated"
         self.queued_tokens = 0
         self.running = 0
         self._server: RpcServer | None = None
@@ -203,6 +204,7 @@ class _Control(control_pb2_grpc.ControlServiceServicer):
             device="cpu",
             transports=["grpc"],
             profile="simulated (not calibrated)",
+            methods_hash=worker.methods_hash,
         )
 
     async def GetLoad(  # noqa: N802

@@ -86,6 +86,7 @@ class GetInfoResponse(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
     NVLINK_PEERS_FIELD_NUMBER: _builtins.int
+    METHODS_HASH_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id."""
     incarnation: _builtins.str
@@ -106,6 +107,8 @@ class GetInfoResponse(_message.Message):
     """Boot id of its machine; empty when it does not know."""
     gpu: _builtins.str
     """UUID of its GPU; empty without one."""
+    methods_hash: _builtins.str
+    """Changes with the pruning and the page selection that requests get when they ask for nothing else."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelIdentity:
         """Its model."""
@@ -144,10 +147,11 @@ class GetInfoResponse(_message.Message):
         host: _builtins.str = ...,
         gpu: _builtins.str = ...,
         nvlink_peers: _abc.Iterable[_builtins.str] | None = ...,
+        methods_hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "gpu", b"gpu", "host", b"host", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "model", b"model", "nvlink_peers", b"nvlink_peers", "profile", b"profile", "rejected_backends", b"rejected_backends", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "gpu", b"gpu", "host", b"host", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "methods_hash", b"methods_hash", "model", b"model", "nvlink_peers", b"nvlink_peers", "profile", b"profile", "rejected_backends", b"rejected_backends", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

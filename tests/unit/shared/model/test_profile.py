@@ -271,3 +271,14 @@ def test_unknown_names(name: str) -> None:
     config: ModelConfig = random_config()
     with pytest.raises(ConfigError, match=r"unknown|cannot be read"):
         load_profile(name, config=config)
+
+
+def test_the_methods_hash_follows_both_methods_and_nothing_else() -> None:
+    profile = base_profile(SMOLLM2)
+    hashes = {
+        profile.methods_hash,
+        replace(profile, pruning=replace(profile.pruning, keep_rate=0.31)).methods_hash,
+        replace(profile, sparsity=replace(profile.sparsity, page_budget=77)).methods_hash,
+    }
+    assert len(hashes) == 3
+    assert replace(profile, name="other", source="elsewhere").methods_hash == profile.methods_hash
