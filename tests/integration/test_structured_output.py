@@ -72,7 +72,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
 }
 
-FIND: dict[str, Any] = {
+FIND: Any = {
     "type": "function",
     "function": {
         "name": "find",
@@ -80,7 +80,7 @@ FIND: dict[str, Any] = {
         "parameters": SCHEMAS["nested"],
     },
 }
-COUNT: dict[str, Any] = {
+COUNT: Any = {
     "type": "function",
     "function": {
         "name": "count_all",
@@ -338,9 +338,7 @@ def grpc_request(**form: Any) -> inference_pb2.GenerateRequest:
     """A request with a response format."""
     return inference_pb2.GenerateRequest(
         text="Where is the fox?",
-        sampling=common_pb2.SamplingParams(
-            temperature=1, top_p=1, repetition_penalty=1, seed=4
-        ),
+        sampling=common_pb2.SamplingParams(temperature=1, top_p=1, repetition_penalty=1, seed=4),
         stop=common_pb2.StopConditions(max_tokens=300),
         response_format=inference_pb2.ResponseFormat(**form),
     )

@@ -17,12 +17,32 @@ NAMES = ("find", "find_all", "x")
 
 PIECES = st.sampled_from(
     [
-        "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool_", "[TOOL", "\n", " ",
-        "{", "}", "[", "]", ",", ";", '"', "\\", "é🦊", "word", '{"name": "find"', ', "arguments": {}}',
-        '{"name": "x", "arguments": {"a": "}\\"{"}}', '{"name": "find_all", "parameters": {"b": [1]}}',
-        '{"name": "other", "arguments": {}}', '{"name": 3}',
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        "<tool_",
+        "[TOOL",
+        "\n",
+        " ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ";",
+        '"',
+        "\\",
+        "é🦊",
+        "word",
+        '{"name": "find"',
+        ', "arguments": {}}',
+        '{"name": "x", "arguments": {"a": "}\\"{"}}',
+        '{"name": "find_all", "parameters": {"b": [1]}}',
+        '{"name": "other", "arguments": {}}',
+        '{"name": 3}',
     ]
-)  # fmt: skip
+)
 TEXTS = st.lists(PIECES, max_size=14).map("".join)
 
 VALUES = st.recursive(
@@ -62,9 +82,7 @@ def _plain(event: CallEvent) -> tuple[str, Any]:
 @pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
 @pytest.mark.parametrize("enforced", [False, True])
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 400), max_size=8))
-def test_cuts_do_not_matter(
-    form: ToolFormat, enforced: bool, text: str, cuts: list[int]
-) -> None:
+def test_cuts_do_not_matter(form: ToolFormat, enforced: bool, text: str, cuts: list[int]) -> None:
     edges = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
     whole = read(form, [text], enforced=enforced)

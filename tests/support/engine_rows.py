@@ -24,6 +24,7 @@ class CountingRunner:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.broken: set[str] = set()
+        self.failure: Exception = RuntimeError("planned failure")
         self.fail_batches_of = 0
         self.hold = threading.Event()
         self.hold.set()
@@ -36,7 +37,7 @@ class CountingRunner:
         names = [row.key.handoff_id for row in rows]
         self.batches.append(names)
         if self.broken & set(names) or (self.fail_batches_of and len(rows) >= self.fail_batches_of):
-            raise RuntimeError("planned failure")
+            raise self.failure
         tokens = []
         for row in rows:
             token = SampledToken(token_id=99 + len(row.generated))

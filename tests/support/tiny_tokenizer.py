@@ -27,7 +27,8 @@ def write_tokenizer_folder(
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in (*SPECIAL, *more_special)])
+    special = (*SPECIAL, *more_special)
+    backend.add_special_tokens([AddedToken(token, special=True) for token in special])
     backend.save(str(target / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|im_start|>"}}
     if chat_template is not None:

@@ -9,7 +9,12 @@ import pytest
 
 from decode_service.engine.engine import DecodeEngine, StepReport
 from decode_service.engine.scheduler import Scheduler
-from shared.errors import DeadlineError, InternalError, UnavailableError
+from shared.errors import (
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from shared.types.sampling import FinishReason
 from tests.support.engine_rows import CountingRunner, make_row, read_all
 
@@ -154,6 +159,17 @@ async def test_repeated_failures_turn_the_health_bad_and_success_heals(rig: Rig)
     good, _ = make_row(name="good")
     rig.engine.join(good)
     await read_all(good.stream)
+    assert rig.engine.healthy
+
+
+async def test_requests_that_fail_by_their_own_doing_say_nothing_of_the_engine(rig: Rig) -> None:
+    rig.runner.broken = {f"bad{i}" for i in range(4)}
+    rig.runner.failure = InvalidRequestError("the grammar is too complex")
+    for i in range(4):
+        row, collector = make_row(name=f"bad{i}")
+        rig.engine.join(row)
+        await settle(lambda collector=collector: collector.endings)
+        assert collector.endings[0].error is rig.runner.failure
     assert rig.engine.healthy
 
 

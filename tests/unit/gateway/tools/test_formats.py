@@ -114,9 +114,7 @@ def test_a_schema_takes_the_place_of_free_text(form: ToolFormat, tokenizer: Toke
     for seed in range(8):
         text, ended = walk(form, rules, tokenizer, seed=seed)
         assert ended
-        parser = ToolCallParser(
-            form, names=[name for name, _ in TOOLS], enforced=form.marked
-        )
+        parser = ToolCallParser(form, names=[name for name, _ in TOOLS], enforced=form.marked)
         parser.push(text)
         parser.finish()
         if not parser.calls:
