@@ -12,7 +12,7 @@ import structlog
 from gateway.answer import Answer
 from gateway.attempt import Attempt, Services
 from gateway.debug.request_log import RequestLog
-from gateway.entrance import Entrance
+from gateway.entrance import Entrance, Place
 from gateway.job import Event, Finished, GenerationJob, RequestReport, Try
 from gateway.observer import RequestObserver
 from gateway.principal import current_principal
@@ -86,7 +86,7 @@ class Pipeline:
             TandemError: the request was refused or failed; nothing follows.
         """
         entered = time.monotonic()
-        place = await self._entrance.enter(job)
+        place = await self._enter(job)
         self._retries.budget.request()
         state = RunState(
             job=job,
@@ -102,7 +102,6 @@ class Pipeline:
                 timeline=Timeline(arrived=job.arrived, entered=entered),
             ),
         )
-        self.running.enter()
         finished: Finished | None = None
         try:
             with self._log.record(job, handoff_id=state.handoff_id, report=state.report):
@@ -122,6 +121,17 @@ class Pipeline:
         assert finished is not None, "an attempt that ends without an error ends every answer"
         yield finished
 
+    async def _enter(self, job: GenerationJob) -> Place:
+        """A place in the queue; from now on a drain waits for the request."""
+        self.running.enter()
+        try:
+            return await self._entrance.enter(job)
+        except BaseException as error:
+            self.running.leave()
+            if isinstance(error, asyncio.CancelledError):
+                self._observer.disconnected("queue")
+            raise
+
     async def _answer(self, state: RunState) -> AsyncGenerator[Event, None]:
         with child_scope("gateway.queue"):
             await self._entrance.wait(state.place, state.job)
@@ -133,8 +143,9 @@ class Pipeline:
     def _settle(self, state: RunState) -> None:
         """Charges the answer tokens, which may take a round trip, beside the end of the answer."""
         tokens = sum(answer.completion_tokens for answer in state.answers)
-        work = self._entrance.answered(state.job, tokens=tokens)
-        self._services.background.spawn(work, name="charge answer tokens")
+        if tokens:
+            work = self._entrance.answered(state.job, tokens=tokens)
+            self._services.background.spawn(work, name="charge answer tokens")
 
     async def _attempts(self, state: RunState) -> AsyncGenerator[Event, None]:
         failures = 0

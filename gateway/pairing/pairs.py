@@ -2,9 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from gateway.pairing.links import Link, link_between
 from shared.discovery.card import WorkerCard
+from shared.types.model_identity import ModelIdentity
+
+MAX_LOOKED_AT = 8
+"""Workers of a role whose links are looked at: a choice takes no longer in a large cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +45,22 @@ def choose_pair(
         band_tokens: how much more load than the balancer's choice a worker may have; 0 leaves
             every choice to the balancer.
     """
-    options = [
-        _option(prefill, _serving(prefill, decodes), band_tokens=band_tokens)
-        for prefill in (_band(prefills, band_tokens) if band_tokens else prefills[:1])
-    ]
+    partners: dict[ModelIdentity, list[Ranked]] = {}
+    options = []
+    for prefill in _band(prefills, band_tokens) if band_tokens else prefills[:1]:
+        model = prefill.card.model
+        if model not in partners:
+            partners[model] = [d for d in decodes if not model.differences(d.card.model)]
+        options.append(_option(prefill, partners[model], band_tokens=band_tokens))
     # Of equal links the first stays: the balancer's order decides.
-    return max(options, key=lambda option: option.link)
+    return max(options, key=lambda option: (bool(option.decodes), option.link))
 
 
 def _option(prefill: Ranked, decodes: Sequence[Ranked], *, band_tokens: int) -> PairChoice:
     near = _band(decodes, band_tokens) if band_tokens else []
     near = sorted(near, key=lambda d: -link_between(prefill.card, d.card))
-    ordered = (*near, *(d for d in decodes if d not in near))
+    taken = {id(decode) for decode in near}
+    ordered = (*near, *(d for d in decodes if id(d) not in taken))
     return PairChoice(
         prefill=prefill.card,
         decodes=tuple(decode.card for decode in ordered),
@@ -60,8 +69,5 @@ def _option(prefill: Ranked, decodes: Sequence[Ranked], *, band_tokens: int) -> 
 
 
 def _band(workers: Sequence[Ranked], band_tokens: int) -> list[Ranked]:
-    return [w for w in workers if w.load <= workers[0].load + band_tokens]
-
-
-def _serving(prefill: Ranked, decodes: Sequence[Ranked]) -> list[Ranked]:
-    return [d for d in decodes if not prefill.card.model.differences(d.card.model)]
+    near = (w for w in workers if w.load <= workers[0].load + band_tokens)
+    return list(islice(near, MAX_LOOKED_AT))

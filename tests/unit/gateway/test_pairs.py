@@ -9,7 +9,7 @@ from gateway.balancing.least_loaded import LeastLoaded
 from gateway.balancing.round_robin import RoundRobin
 from gateway.breaker import BreakerSettings
 from gateway.pairing.links import Link, link_between
-from gateway.pairing.pairs import Ranked, choose_pair
+from gateway.pairing.pairs import MAX_LOOKED_AT, Ranked, choose_pair
 from gateway.workers import ChoicePolicy, Workers
 from shared.discovery.card import WorkerCard
 from tests.support.made_up_workers import MODEL, Cards, card
@@ -141,3 +141,14 @@ def test_round_robin_still_takes_turns_among_equal_links() -> None:
     assert [workers.choose(avoid=set()).prefill.worker_id for _ in range(4)] == [
         "p0", "p1", "p0", "p1",
     ]  # fmt: skip
+
+
+def test_only_the_first_workers_of_a_large_cluster_are_looked_at() -> None:
+    decodes = [gpu_card(f"d{i}", 2) for i in range(MAX_LOOKED_AT)]
+    near = gpu_card("near", 1, role="decode")
+    choice = choose_pair(
+        ranked((gpu_card("p0", 0), 0)),
+        ranked(*((worker, 0) for worker in (*decodes, near))),
+        band_tokens=BAND,
+    )
+    assert (choice.link, len(choice.decodes)) == (Link.MACHINE, MAX_LOOKED_AT + 1)
