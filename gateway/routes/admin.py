@@ -12,7 +12,9 @@ from starlette.responses import Response
 
 from gateway import sse
 from gateway.clients.control import ControlClient
+from gateway.errors import ErrorReply, error_body
 from gateway.principal import ANONYMOUS, current_principal
+from gateway.routes.failures import error_response
 from gateway.routes.json_response import json_response
 from gateway.routes.names import REQUEST_ID_HEADER, request_id_from
 from gateway.routes.stream import EventStream, StreamEnd
@@ -83,7 +85,7 @@ class AdminRoutes:
         self._feeds += 1
         return EventStream(
             self._frames(),
-            request_id=request_id_from(request.headers.get(REQUEST_ID_HEADER)),
+            request_id=_id_of(request),
             keepalive_s=self._keepalive_s,
             headers={},
             on_end=self._ended,
@@ -94,7 +96,7 @@ class AdminRoutes:
 
         Raises:
             PermissionDeniedError: the caller may not.
-            HTTPException: 404 for an unknown worker, 415 for a body that is not JSON.
+            HTTPException: 415 for a body that is not JSON.
             TandemError: the worker does not answer.
         """
         self._check_operator()
@@ -104,19 +106,19 @@ class AdminRoutes:
         worker_id = request.path_params["worker_id"]
         address = self._address_of(worker_id)
         if address is None:
-            raise HTTPException(_NOT_FOUND)
+            return _no_such_worker(worker_id, request_id=_id_of(request))
         running = await self._control.drain(address)
         _log.warning("drain of a worker was asked for", worker=worker_id, running=running)
         return json_response({"worker_id": worker_id, "draining": True, "running": running})
 
     async def _frames(self) -> AsyncGenerator[bytes, None]:
+        yield sse.frame(self._live())  # also when closing: an answer without a frame is none
         while not self._closing.is_set():
-            yield sse.frame(self._live())
             try:
                 async with asyncio.timeout(_PERIOD_S):
                     await self._closing.wait()
             except TimeoutError:
-                continue
+                yield sse.frame(self._live())
 
     def _ended(self, _end: StreamEnd) -> None:
         self._feeds -= 1
@@ -135,6 +137,18 @@ class AdminRoutes:
             "draining a worker needs an API key with admin rights; without keys only a gateway "
             f"that listens on loopback does it, and this one listens on {self._host}"
         )
+
+
+def _id_of(request: Request) -> str:
+    return request_id_from(request.headers.get(REQUEST_ID_HEADER))
+
+
+def _no_such_worker(worker_id: str, *, request_id: str) -> Response:
+    message = (
+        f"no worker is called {worker_id[:100]}: it ended, or the name is mistyped; see {WORKERS}"
+    )
+    body = error_body(message=message, kind="invalid_request_error", code="worker_not_found")
+    return error_response(ErrorReply(_NOT_FOUND, body, {}), request_id=request_id)
 
 
 def _is_loopback(host: str) -> bool:

@@ -53,7 +53,7 @@ async def test_drain_asks_first(browser, tiny_model_dir):
 
 async def test_a_drain_that_fails_says_why(browser, tiny_model_dir):
     async with (
-        running_rig(tiny_model_dir) as rig,
+        running_rig(tiny_model_dir, poll_interval_s=60.0) as rig,
         visit(browser, rig.gateway.rest_address) as visited,
     ):
         page = visited.page

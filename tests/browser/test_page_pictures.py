@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -21,9 +22,9 @@ class Shown:
     """A page after one traced request, and the trace that the page got."""
 
     visited: Visit
-    trace: dict
+    trace: dict[str, Any]
 
-    async def pixel(self, canvas: Locator, row: int, col: int) -> list[int]:
+    async def pixel(self, canvas: Locator, row: int, col: int) -> Any:
         """Colour of a cell."""
         # Read from a copy: browsers warn of readings that slow the page's own canvas down.
         return await canvas.evaluate(

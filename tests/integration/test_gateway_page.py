@@ -232,9 +232,11 @@ async def test_drain_reaches_the_worker_and_the_list(tiny_model_dir):
 
 
 async def test_drain_refusals(tiny_model_dir):
-    async with running_rig(tiny_model_dir) as rig:
+    # Nobody looks at the workers again: one that stops stays in the list.
+    async with running_rig(tiny_model_dir, poll_interval_s=60.0) as rig:
         unknown = await rig.http.post("/admin/workers/nobody/drain", json={})
         assert unknown.status_code == 404
+        assert unknown.json()["error"]["code"] == "worker_not_found"
         # What a form on another site can send without asking first.
         plain = await rig.http.post(
             "/admin/workers/d0/drain", content="{}", headers={"content-type": "text/plain"}

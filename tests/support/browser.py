@@ -13,6 +13,20 @@ from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
 PHONE = {"width": 375, "height": 740}
 DESK = {"width": 1280, "height": 900}
 
+WAIT_MS = 20_000
+"""How long a state may take to come, on a machine that does other work."""
+
+expect.set_options(timeout=WAIT_MS)
+
+_WATCH = """() => {
+    const answer = document.getElementById("answer");
+    const status = document.getElementById("run-state");
+    window.watched = [];
+    new MutationObserver(() => window.watched.push(
+        [answer.getAttribute("aria-busy"), answer.textContent, status.textContent]))
+        .observe(document.body, { attributes: true, childList: true, subtree: true });
+}"""
+
 
 def chromium() -> str:
     """The program's path."""
@@ -79,6 +93,15 @@ class Visit:
                 await place.fill(str(value))
         await self.page.click("#send")
 
+    async def watch(self) -> None:
+        """Notes from here on what the answer goes through."""
+        await self.page.evaluate(_WATCH)
+
+    async def watched(self) -> list[tuple[bool, str, str]]:
+        """Busy or not, the text, and the status, each time that something changed."""
+        noted = await self.page.evaluate("() => window.watched")
+        return [(busy == "true", text, status) for busy, text, status in noted]
+
     async def answered(self, state: str = "done") -> None:
         """Waits until the request is over, and says how."""
         await expect(self.page.locator("#run-state")).to_contain_text(state)
@@ -91,7 +114,7 @@ async def visit(browser: Browser, address: str, **context: Any) -> AsyncIterator
     opened = await browser.new_context(**{"viewport": DESK, **context})
     try:
         page = await opened.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(WAIT_MS)
         visited = Visit(page)
         visited.listen()
         await page.goto(f"http://{address}/")
