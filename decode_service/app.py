@@ -33,7 +33,6 @@ from shared.config.version import package_version
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.model.probe import probe_attention
-from shared.model.profile_record import ModelProfile
 from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
@@ -150,11 +149,11 @@ class DecodeServer:
             self._recorder = recorder
         with self._timed("warm_up"):
             await asyncio.to_thread(warm_up, self.core.runner, self.core.memory.cache)
-        self._add_services(loaded)
+        info = self._add_services(loaded)
         self.core.worker.engine.start()
         await self._rpc.start()
         with self._timed("register"):
-            await self._register(self._presence, loaded.profile)
+            await self._register(self._presence, info)
         _log.info(
             "ready",
             address=self.address,
@@ -243,7 +242,7 @@ class DecodeServer:
             num_layers=loaded.model.config.num_layers,
         )
 
-    def _add_services(self, loaded: LoadedModel) -> None:
+    def _add_services(self, loaded: LoadedModel) -> WorkerInfo:
         core, server = self.core, self.rpc.server
         info = WorkerInfo(
             role=ROLE,
@@ -278,8 +277,9 @@ class DecodeServer:
             writer=core.worker.table,
             own=Peer(model=core.identity, incarnation=self.incarnation),
         )
+        return info
 
-    async def _register(self, presence: Presence, profile: ModelProfile) -> None:
+    async def _register(self, presence: Presence, info: WorkerInfo) -> None:
         config, core = self.config, self.core
         caretaker = Caretaker(
             core.worker,
@@ -288,21 +288,7 @@ class DecodeServer:
             on_look=presence.renew_card,
             give_up=self._give_up,
         )
-        topology = read_topology(config.device)
-        card = WorkerCard(
-            worker_id=self.worker_id,
-            role=ROLE,
-            address=self.address,
-            incarnation=self.incarnation,
-            model=core.identity,
-            max_model_len=core.memory.capacity.max_model_len,
-            transports=TRANSPORTS,
-            methods_hash=profile.methods_hash,
-            device=config.device,
-            host=topology.host,
-            gpu=topology.gpu,
-            nvlink_peers=topology.nvlink_peers,
-        )
+        card = WorkerCard.of(info, address=self.address)
         await presence.appear(caretaker, card)
         self._care_task = asyncio.create_task(caretaker.run())
 

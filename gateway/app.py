@@ -261,21 +261,19 @@ class Gateway:
             ),
         )
 
-    async def _open(
-        self, intake: Intake, pipeline: Pipeline, observer: RequestObserver, log: RequestLog
-    ) -> _Servers:
+    def _endpoints(
+        self, intake: Intake, pipeline: Pipeline, observer: RequestObserver
+    ) -> Endpoints:
         config = self._config
-        routes = GenerateRoutes(intake, pipeline=pipeline, config=config, observer=observer)
-        operations = OperationRoutes(
-            readiness=self.readiness,
-            details=self._details,
-            registry=self._watched.registry,
-            refresh=self._refresh,
-        )
-        endpoints = Endpoints(
-            generate=routes,
+        return Endpoints(
+            generate=GenerateRoutes(intake, pipeline=pipeline, config=config, observer=observer),
             models=ModelRoutes(intake),
-            operations=operations,
+            operations=OperationRoutes(
+                readiness=self.readiness,
+                details=self._details,
+                registry=self._watched.registry,
+                refresh=self._refresh,
+            ),
             tokens=TokenRoutes(
                 intake,
                 max_body_bytes=config.max_body_bytes,
@@ -286,6 +284,11 @@ class Gateway:
             admin=self._make_admin(),
             page=PageRoutes(load_assets()) if config.page else None,
         )
+
+    async def _open(
+        self, intake: Intake, pipeline: Pipeline, observer: RequestObserver, log: RequestLog
+    ) -> _Servers:
+        config = self._config
         grpc_server = build_server(
             host=config.host,
             port=config.grpc_port,
@@ -297,7 +300,7 @@ class Gateway:
         )
         servicer = InferenceServicer(intake, pipeline=pipeline, observer=observer)
         servicer.add_to(grpc_server.server)
-        app = rest_app(endpoints)
+        app = rest_app(self._endpoints(intake, pipeline, observer))
         guarded = self._security.around(app, on_refused=observer.rejected)
         rest = HttpServer(
             TracedRequests(guarded, spans=self._watched.spans, paths=working_paths(app)),

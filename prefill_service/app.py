@@ -101,31 +101,7 @@ class PrefillApp:
         """
         config = self.config
         with self._board.startup("starting", "ports"):
-            self.certificates = mutual_certificates(
-                cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca
-            )
-            self._rpc = build_server(
-                host=config.host,
-                port=config.port,
-                service_names=SERVICE_NAMES,
-                spans=self._spans,
-                certificates=self.certificates,
-            )
-            self._admin = admin_server(
-                host=config.admin_host,
-                port=config.admin_port,
-                registry=self.registry,
-                readiness=lambda: self._board.current,
-                alive=self._alive,
-                refresh=self._refresh,
-            )
-            await self._admin.start()
-            advertised = advertised_address(
-                bound=self._rpc.address,
-                host=config.host,
-                wanted=config.advertise_address,
-                published=bool(config.redis_url),
-            )
+            rpc, advertised = await self._open_ports(config)
         with self._board.startup("loading", "weights"):
             loaded = await asyncio.to_thread(self._load)
         with self._board.startup("loading", "engine"):
@@ -145,11 +121,11 @@ class PrefillApp:
                 tokens=min(WARM_UP_TOKENS, parts.limits.max_model_len - 1),
             )
         with self._board.startup("starting", "serving"):
-            await self._serve(self._rpc, parts)
+            await self._serve(rpc, parts)
         with self._board.startup("starting", "register"):
             await self._register(parts, advertised)
         self._board.serving()
-        await self._rpc.health.set_ready(True)
+        await rpc.health.set_ready(True)
         warn_of_buffer(
             loaded.model.geometry(),
             max_model_len=parts.limits.max_model_len,
@@ -219,23 +195,39 @@ class PrefillApp:
         )
         self._tasks.append(asyncio.create_task(watchdog.run(), name="prefill-watchdog"))
 
+    async def _open_ports(self, config: PrefillConfig) -> tuple[RpcServer, str]:
+        """Binds both ports; returns the server and the address that others reach it at."""
+        self.certificates = mutual_certificates(
+            cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca
+        )
+        rpc = self._rpc = build_server(
+            host=config.host,
+            port=config.port,
+            service_names=SERVICE_NAMES,
+            spans=self._spans,
+            certificates=self.certificates,
+        )
+        self._admin = admin_server(
+            host=config.admin_host,
+            port=config.admin_port,
+            registry=self.registry,
+            readiness=lambda: self._board.current,
+            alive=self._alive,
+            refresh=self._refresh,
+        )
+        await self._admin.start()
+        advertised = advertised_address(
+            bound=rpc.address,
+            host=config.host,
+            wanted=config.advertise_address,
+            published=bool(config.redis_url),
+        )
+        return rpc, advertised
+
     async def _register(self, parts: "_Parts", address: str) -> None:
         if not self.config.redis_url:
             return
-        card = WorkerCard(
-            worker_id=self.worker_id,
-            role="prefill",
-            address=address,
-            incarnation=self.incarnation,
-            model=parts.model,
-            max_model_len=parts.limits.max_model_len,
-            transports=parts.info.transports,
-            methods_hash=parts.info.methods_hash,
-            device=self.config.device,
-            host=parts.info.topology.host,
-            gpu=parts.info.topology.gpu,
-            nvlink_peers=parts.info.topology.nvlink_peers,
-        )
+        card = WorkerCard.of(parts.info, address=address)
         discovery = RedisDiscovery(RedisSettings(url=self.config.redis_url))
         self._publisher = CardPublisher(discovery, card=card, load=parts.engine.load)
         await self._publisher.start()

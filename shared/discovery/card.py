@@ -6,6 +6,7 @@ from typing import Any
 
 from shared.errors import ConfigError
 from shared.types.model_identity import ModelIdentity
+from shared.types.worker_info import WorkerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,24 @@ class WorkerCard:
     """UUID of its GPU; empty without one."""
     nvlink_peers: tuple[str, ...] = ()
     """UUIDs of the GPUs that NVLink joins with its own, as far as its transports know."""
+
+    @classmethod
+    def of(cls, info: WorkerInfo, *, address: str) -> "WorkerCard":
+        """The card of a worker that describes itself so; its load is not in it yet."""
+        return cls(
+            worker_id=info.worker_id,
+            role=info.role,
+            address=address,
+            incarnation=info.incarnation,
+            model=info.model,
+            max_model_len=info.max_model_len,
+            transports=info.transports,
+            device=info.device,
+            methods_hash=info.methods_hash,
+            host=info.topology.host,
+            gpu=info.topology.gpu,
+            nvlink_peers=info.topology.nvlink_peers,
+        )
 
     def to_json(self) -> str:
         """The card as one JSON object."""
