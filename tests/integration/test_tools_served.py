@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.support.gateway_rig import Rig, data_frames, running_rig
+from tests.support.simulated_workers import Die
 from tests.support.tiny_tokenizer import write_tokenizer_folder
 from tests.support.tool_templates import TEMPLATES
 
@@ -305,3 +306,22 @@ async def test_allowed_tools_narrow_what_is_called(rig: Rig) -> None:
     }
     (choice,) = (await rig.chat(tools=TOOLS, tool_choice=allowed)).json()["choices"]
     assert choice["message"]["content"] == CALL["hermes"]
+
+
+async def test_every_attempt_and_both_workers_have_the_same_grammar(tmp_path: Path) -> None:
+    """A retry after the first token was shown goes on under the grammar that it was drawn with."""
+    async with rig_of(tmp_path, TEMPLATES["hermes"], prefills=2, decodes=2) as rig:
+        rig.prefills[0].plan.at("transfer", Die())
+        rig.prefills[1].plan.at("transfer", Die())
+        rig.answer_with('{"a": 1}')
+        response = await rig.chat(response_format={"type": "json_object"}, stream=True)
+        assert deltas(response)[-1]["finish_reason"] == "stop"
+        seen = rig.simulation.grammars
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
+    assert '"json_schema"' in seen[0]
+
+
+async def test_a_request_without_a_format_has_no_grammar(rig: Rig) -> None:
+    await rig.chat(response_format={"type": "text"})
+    assert rig.simulation.grammars == ["", ""]

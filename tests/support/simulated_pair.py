@@ -65,6 +65,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         simulation.sampling.append(sampling)
         simulation.options.append(options_from_pb(request.options))
         simulation.deadlines_ms.append(request.deadline_ms)
+        simulation.grammars.append(request.grammar)
         branches = range(max(1, request.num_branches))
         firsts = [simulation.token(prompt, 0, sampling.logprobs, branch=b) for b in branches]
         if request.forced_first_tokens:
@@ -218,6 +219,7 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
     ) -> AsyncIterator[decode_pb2.DecodeResponse]:
         worker = self._worker
         worker.simulation.record(worker.worker_id, "Decode", request.handoff)
+        worker.simulation.grammars.append(request.grammar)
         complete = False
         worker.running += 1
         try:

@@ -106,6 +106,8 @@ class Simulation:
         self.sampling: list[SamplingParams] = []
         self.options: list[RequestOptions] = []
         self.deadlines_ms: list[int] = []
+        self.grammars: list[str] = []
+        """Of every call of either service."""
         self.token_delay_s = 0.0
 
     def record(self, worker_id: str, method: str, handoff: Any = None) -> None:
