@@ -121,6 +121,20 @@ async def test_forced_first_token_is_passed_on(worker: Worker, peer: DecodePeer)
     assert [t.token_id for t in adopted.manifest.first_tokens] == [77]
 
 
+async def test_every_branch_gets_a_first_token(worker: Worker, peer: DecodePeer) -> None:
+    sampling = common_pb2.SamplingParams(temperature=1.5, seed=5)
+    drawn = {}
+    for branches in (1, 6):
+        request = prompt_request(prompt_ids(60), [peer], sampling=sampling, num_branches=branches)
+        events = await worker.run(request)
+        drawn[branches] = [t.token_id for t in events[-2].tokens]
+        adopted = peer.adopted[HandoffKey(request.handoff.handoff_id, 1)]
+        assert [t.token_id for t in adopted.manifest.first_tokens] == drawn[branches]
+    assert len(drawn[6]) == 6
+    assert len(set(drawn[6])) > 1
+    assert drawn[6][:1] == drawn[1], "a branch's draw does not depend on those beside it"
+
+
 async def test_prompt_ids_go_along_only_for_the_repetition_penalty(
     worker: Worker, peer: DecodePeer
 ) -> None:
