@@ -70,7 +70,7 @@ async def test_a_list_of_networks_replaces_the_default() -> None:
     for address in ("127.0.0.1:8101", "169.254.169.254:80", "[::1]:80"):
         with pytest.raises(PermissionDeniedError, match="worker_networks"):
             await guard.check(address)
-    with pytest.raises(ConfigError, match="10.0.0.1/8"):
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1/8"):
         AddressGuard(["10.0.0.1/8"])
 
 
