@@ -12,6 +12,7 @@ from deploy.cli_calibrate import calibrate
 from deploy.cli_eval import eval_app
 from deploy.cli_inspect import inspect_app
 from deploy.cli_key import key_app
+from deploy.cli_top import top
 from shared.config.exit_codes import exit_code_for
 from shared.errors import TandemError
 
@@ -39,6 +40,7 @@ app.add_typer(eval_app, name="eval")
 app.add_typer(config_app, name="config")
 app.add_typer(key_app, name="key")
 app.command()(calibrate)
+app.command()(top)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Url = Annotated[str, typer.Option(help="Base URL of the gateway.")]

@@ -54,7 +54,7 @@ def stream_chat(
         with client.stream("POST", "/v1/chat/completions", json=request) as response:
             if response.status_code != httpx.codes.OK:
                 response.read()
-                raise _refusal(response)
+                raise refusal_of(response)
             for chunk in _chunks(response):
                 for choice in chunk["choices"]:
                     text = choice["delta"].get("content") or ""
@@ -99,7 +99,7 @@ def served_models(client: httpx.Client) -> list[str]:
             "or give --url"
         ) from error
     if response.status_code != httpx.codes.OK:
-        raise _refusal(response)
+        raise refusal_of(response)
     return [str(model["id"]) for model in response.json()["data"]]
 
 
@@ -121,7 +121,8 @@ def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
         yield chunk
 
 
-def _refusal(response: httpx.Response) -> TandemError:
+def refusal_of(response: httpx.Response) -> TandemError:
+    """The error that an answer with another status than 200 stands for."""
     try:
         error = response.json()["error"]
         message, code = str(error["message"]), str(error["code"])
