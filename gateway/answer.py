@@ -62,7 +62,7 @@ class Answer:
         return text
 
     def _text_of(self, token_id: int) -> str:
-        """Text that a token completes; markers of tool calls stand in it though they are special."""
+        """Text that a token completes; special tokens that mark tool calls stand in it as well."""
         marker = self._visible.get(token_id)
         if marker is not None:
             return self._detokenizer.flush() + marker
