@@ -1,7 +1,7 @@
 """Bounds of the queue, and advice that comes true."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission import Admission, Ticket, Waiting
@@ -66,6 +66,7 @@ def test_a_prompt_that_nobody_is_ahead_of_is_always_tried() -> None:
     unknown.enter(10, waiting=Waiting(ahead_tokens=10_000))
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 400), min_size=1, max_size=30),
     asked=st.integers(1, 400),

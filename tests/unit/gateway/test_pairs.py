@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.balancing.least_loaded import LeastLoaded
@@ -109,6 +109,7 @@ def test_workers_prefer_near_pairs_until_their_load_leaves_the_band() -> None:
     assert workers.choose(avoid={"p0"}).prefill.worker_id == "p2"
 
 
+@settings(deadline=None)
 @given(
     loads=st.lists(st.integers(0, 3 * BAND), min_size=8, max_size=8),
     gpus=st.lists(st.integers(0, 3), min_size=8, max_size=8),

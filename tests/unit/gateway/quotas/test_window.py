@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.principal import KeyLimits, Principal
@@ -33,6 +33,7 @@ def test_more_may_be_given_back_than_is_counted() -> None:
     assert standing({100: 5, 101: -9}, now_s=101.0, limit=3, asked=3).used == 0
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(st.tuples(st.floats(0, 20), st.integers(1, 30)), min_size=1, max_size=80),
     limit=st.integers(1, 60),
