@@ -24,7 +24,7 @@ from tests.support.gateway_rig import until
 from tests.support.tls_files import Authority, Identity
 
 
-def role_files(identity: Identity, prefix: str = "tls") -> dict[str, Path]:
+def role_files(identity: Identity, prefix: str = "tls") -> dict[str, Any]:
     files = {"cert": identity.cert, "key": identity.key, "ca": identity.ca}
     return {f"{prefix}_{name}": path for name, path in files.items()}
 
@@ -58,7 +58,7 @@ async def running(
                 decode_workers=(decode.address,),
                 poll_interval_s=0.1,
                 drain_timeout_s=1.0,
-                **role_files(authority.issue(folder / "gateway"), prefix="worker_tls"),  # type: ignore[arg-type]
+                **role_files(authority.issue(folder / "gateway"), prefix="worker_tls"),
             )
         )
         await gateway.start()
