@@ -22,7 +22,7 @@ class StudySettings:
     """Page budgets of the policies, in pages."""
     keep_rate: float = 0.2
     """Keep rate of the pruned prefills."""
-    windows: int = 1
+    windows: int = 2
     """Windows of prose of the teacher part; each continues another piece of text."""
     context: int = 4096
     """Prompt tokens of a window."""
@@ -37,7 +37,7 @@ class StudySettings:
     needle_prompts: int = 400
     """Questions that are tried at most."""
     long_samples: int = 1
-    """Texts of each kind of the long part."""
+    """Texts of each kind of the long part; one kind has the teacher part's sizes."""
     long_budgets: tuple[int, ...] = (16, 64)
     """Page budgets of the long part, in pages."""
     long_context: int = 128
@@ -110,7 +110,7 @@ class StudySettings:
         needs = {
             TEACHER: self.context + self.steps,
             NEEDLE: max(self.needle_lengths, default=0) + 24,
-            LONG: self.long_context + self.long_steps,
+            LONG: max(self.long_context + self.long_steps, self.context + self.steps),
             ABLATION: self.context + self.ablation_steps,
         }
         return max(

@@ -33,7 +33,7 @@ from loadtest.sparsity.records import (
     NeedleFact,
 )
 from loadtest.sparsity.settings import StudySettings
-from loadtest.sparsity.texts import LONG_TEXTS, Text, long_text, prose_window
+from loadtest.sparsity.texts import LONG_TEXTS, Text, long_text, prose_window, repeats_window
 from shared.errors import ConfigError
 from shared.model.attention import PrefillAttention
 from shared.model.transformer import Transformer
@@ -148,6 +148,14 @@ class Study:
             )
             for seed in range(settings.long_samples)
             for name in LONG_TEXTS
+        ] + [
+            repeats_window(
+                self._setup.tokenizer,
+                context=settings.context,
+                steps=settings.steps,
+                seed=seed,
+            )
+            for seed in range(settings.long_samples)
         ]
         return self._continued(texts, self._policies(settings.long_budgets), part=LONG)
 
