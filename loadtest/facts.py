@@ -138,10 +138,27 @@ def facts_of(folder: Path, *, kinds: Sequence[type[Fact]]) -> list[Fact]:
     Raises:
         ConfigError: a line cannot be read.
     """
-    path = folder / FILE_NAME
+    facts: dict[Key, Fact] = {}
+    for fact in _parsed(folder / FILE_NAME, kinds=kinds):
+        facts.setdefault(fact.key, fact)
+    return list(facts.values())
+
+
+def first_run(folder: Path) -> Run | None:
+    """The run that a folder's results begin with; None where there are none.
+
+    Raises:
+        ConfigError: they begin with something else.
+    """
+    first = next(_parsed(folder / FILE_NAME, kinds=()), None)
+    assert first is None or isinstance(first, Run), "no other kind is known here"
+    return first
+
+
+def _parsed(path: Path, *, kinds: Sequence[type[Fact]]) -> Iterator[Fact]:
+    """The facts of a file's lines, as they are asked for."""
     classes: list[type[Fact]] = [Run, *kinds]
     known = {str(cls.kind): cls for cls in classes}
-    facts: dict[Key, Fact] = {}
     for number, line in enumerate(_lines(path), start=1):
         try:
             values = json.loads(line)
@@ -151,8 +168,7 @@ def facts_of(folder: Path, *, kinds: Sequence[type[Fact]]) -> list[Fact]:
                 f"{path} line {number} is no result ({error}): the file was changed or comes from "
                 "another version; choose another folder"
             ) from error
-        facts.setdefault(fact.key, fact)
-    return list(facts.values())
+        yield fact
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -3,12 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.facts import FactStore
 from loadtest.origin import run_of
-from loadtest.sparsity.records import open_store
+from loadtest.quality.delta_profile import CURVES
+from loadtest.sparsity.records import CalibrationFact, open_store
 from loadtest.sparsity.settings import StudySettings
 from loadtest.sparsity.study import Progress, Setup, Study
 from shared.model.probe import probe_attention
-from shared.model.weights import load_model
+from shared.model.profile import profile_path
+from shared.model.profile_toml import read_evidence
+from shared.model.weights import LoadedModel, load_model
 from shared.tokenizer.tokenizer import Tokenizer
 
 
@@ -72,5 +76,22 @@ def run_evaluation(request: EvaluationRequest, *, progress: Progress) -> bool:
             with_sparsity=True,
         )
     )
+    _keep_curves(store, loaded, request, run=run.run)
     study = Study(setup, settings=request.settings, store=store, run=run.run, progress=progress)
     return study.run()
+
+
+def _keep_curves(
+    store: FactStore, loaded: LoadedModel, request: EvaluationRequest, *, run: int
+) -> None:
+    """Notes the curves behind the profile's Δ-layers, where they were calibrated."""
+    path = profile_path(
+        request.profile,
+        config=loaded.model.config,
+        model_hash=loaded.model.identity(loaded.name).model_hash,
+        cache_dir=request.cache_dir,
+    )
+    curves = {} if path is None else read_evidence(path).get(CURVES, {})
+    fact = CalibrationFact(run=run, curves=curves)
+    if curves and fact.key not in store:
+        store.append([fact])

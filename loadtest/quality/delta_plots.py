@@ -1,0 +1,64 @@
+"""Pictures of the curves that Δ-layers were chosen by, from a profile's evidence. Needs matplotlib.
+
+Shapes: none; the evidence is plain lists, one value a layer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from loadtest.quality.delta_profile import BY_RECALL, BY_SHIFT, recall_matrix
+
+_COLOURS = {BY_RECALL: "tab:green", BY_SHIFT: "tab:red"}
+
+
+def shift_figure(curves: Mapping[str, Any]) -> Figure:
+    """Attention shift by layer, with and without sinks, and how much each layer turns the stream.
+
+    Args:
+        curves: the evidence of a calibration of Δ-layers.
+    """
+    by_layer = curves["by_layer"]
+    layers = range(1, len(by_layer["shift"]))
+    drawn = Figure(figsize=(11, 4), layout="constrained")
+    axes = drawn.add_subplot()
+    axes.bar(layers, by_layer["shift"][1:], color="tab:blue", alpha=0.5, label="attention shift")
+    axes.plot(layers, by_layer["shift_with_sinks"][1:], "o-", markersize=3, label="with sinks")
+    axes.plot(layers, by_layer["turn"][1:], "k:", linewidth=1, label="1 - cos(in, out)")
+    for name, colour in _COLOURS.items():
+        _mark(axes, curves["full_layers"][name], colour=colour, label=f"full layers by {name}")
+    axes.set(xlabel="layer", ylabel="1 - cos with the layer before", xlim=(-0.5, len(layers) + 0.5))
+    axes.legend(fontsize=7, ncols=3)
+    axes.grid(alpha=0.3)
+    return drawn
+
+
+def recall_figure(curves: Mapping[str, Any]) -> Figure:
+    """Recall of every layer by every earlier one: its mean, and its 10th percentile."""
+    num_layers = len(curves["by_layer"]["shift"])
+    drawn = Figure(figsize=(12, 5.6), layout="constrained")
+    both = {"recall": "mean", "low_recall": "10th percentile"}
+    for place, (table, title) in enumerate(both.items()):
+        axes = drawn.add_subplot(1, 2, place + 1)
+        matrix = recall_matrix(curves[table], num_layers=num_layers)
+        image = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis", origin="upper")
+        axes.set(title=title, xlabel="layer that reads", ylabel="layer that chooses")
+        _stairs(axes, curves["full_layers"][BY_RECALL], num_layers=num_layers)
+        drawn.colorbar(image, ax=axes, shrink=0.8)
+    return drawn
+
+
+def _mark(axes: Axes, layers: Sequence[int], *, colour: str, label: str) -> None:
+    """Dots under the axis, one kind a set of layers."""
+    height = -0.03 if colour == _COLOURS[BY_RECALL] else -0.07
+    axes.plot(layers, [height] * len(layers), "^", color=colour, clip_on=False, label=label)
+
+
+def _stairs(axes: Axes, full_layers: Sequence[int], *, num_layers: int) -> None:
+    """The cells that the chosen layers really use."""
+    ends = [*full_layers[1:], num_layers]
+    for layer, end in zip(full_layers, ends, strict=True):
+        if end > layer + 1:
+            axes.plot([layer + 0.5, end - 0.5], [layer, layer], color="red", linewidth=2)
