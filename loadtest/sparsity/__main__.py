@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--full-layers", type=_sets, help="further sets F, such as 0,1,2,9;0,1,2,9,17")
     add("--temperature", type=float, help="of free generations; 0: greedy")
     add("--needle-lengths", type=_list_of(int), help="prompt tokens of the needle questions")
+    add("--needle-prefills", type=_list_of(str), help="pruned, whole or both")
     add("--long-budgets", type=_list_of(int), help="page budgets of the long texts")
     add("--generation-policies", type=_list_of(str), help="page policies that generate")
     add("--strip-layers", type=_list_of(int), help="layers whose pages are kept")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadtest.sparsity.records import ABLATION, LONG, NEEDLE, PARTS, TEACHER
+from loadtest.sparsity.records import ABLATION, LONG, NEEDLE, PARTS, PRUNED, TEACHER, WHOLE
 from shared.errors import ConfigError
 from shared.types.page_policies import PagePolicyName
 
@@ -32,6 +32,8 @@ class StudySettings:
     """Steps between two at which recall, churn and the share of recent slots are looked at."""
     needle_lengths: tuple[int, ...] = (2048, 4096)
     """Prompt lengths of the needle questions, in tokens."""
+    needle_prefills: tuple[str, ...] = (PRUNED, WHOLE)
+    """Prefills whose decoding is asked: after pruning few slots are left, of a whole prompt all."""
     needle_answers: int = 48
     """Questions that full and dense after pruning must both answer before the part ends."""
     needle_prompts: int = 400
@@ -82,6 +84,12 @@ class StudySettings:
         strangers = sorted({*self.policies, *self.generation_policies} - set(names))
         if strangers:
             raise ConfigError(f"unknown page policy {strangers[0]!r}: known are {', '.join(names)}")
+        others = sorted(set(self.needle_prefills) - {PRUNED, WHOLE})
+        if others or not self.needle_prefills:
+            raise ConfigError(
+                f"needle prefills are {', '.join(self.needle_prefills) or 'none'}: choose among "
+                f"{PRUNED} and {WHOLE}"
+            )
         if not 0.0 < self.keep_rate < 1.0:
             raise ConfigError(f"keep_rate is {self.keep_rate}: choose above 0 and below 1")
         counts = {

@@ -25,7 +25,6 @@ from loadtest.sparsity.records import (
     GENERATION,
     LONG,
     NEEDLE,
-    PRUNED,
     TEACHER,
     WHOLE,
     ForcedFact,
@@ -129,11 +128,16 @@ class Study:
 
     def _needle(self) -> bool:
         settings = self._settings
+        arms = [
+            arm
+            for prefill in settings.needle_prefills
+            for arm in self._policies(settings.budgets, prefill=prefill)
+        ]
         return self._answered(
-            self._policies(settings.budgets, prefill=PRUNED),
+            arms,
             part=NEEDLE,
             wanted=settings.needle_answers,
-            counted=(FULL_ARM, dense_arm(PRUNED)),
+            counted=(FULL_ARM, dense_arm(settings.needle_prefills[0])),
         )
 
     def _long(self) -> bool:

@@ -135,8 +135,11 @@ def test_needles_are_asked_after_pruning_under_every_arm(run):
     finished, facts, said = run(parts=("needle",), budgets=(3,), keep_rate=0.2)
     assert finished
     assert said[-1] == ("needle", 1, 1)
-    found = {fact.arm: fact for fact in of(facts, NeedleFact)}
-    assert set(found) == {"full", "dense", "delta", "random", "recency"}
+    whole = {fact.arm: fact for fact in of(facts, NeedleFact) if fact.prefill == "whole"}
+    assert set(whole) == {"full", "dense", "delta", "random", "recency"}
+    assert whole["dense"].attended == whole["full"].attended > whole["delta"].attended
+    found = {fact.arm: fact for fact in of(facts, NeedleFact) if fact.prefill == "pruned"}
+    found["full"] = whole["full"]
     assert found["full"].prefill == "whole"
     assert found["full"].kept == found["full"].prompt_tokens
     for name in ("dense", "delta", "random", "recency"):
@@ -223,7 +226,13 @@ def test_texts_that_do_not_fit_the_context_are_refused(run):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"parts": ("teachers",)}, {"policies": ("quesst",)}, {"keep_rate": 1.0}, {"steps": 0}],
+    [
+        {"parts": ("teachers",)},
+        {"policies": ("quesst",)},
+        {"keep_rate": 1.0},
+        {"steps": 0},
+        {"needle_prefills": ("half",)},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(changes):
     with pytest.raises(ConfigError):
