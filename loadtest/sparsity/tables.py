@@ -70,7 +70,7 @@ def forced_table(facts: Iterable[ForcedFact]) -> list[dict[str, Any]]:
 
 
 def forced_figures(cell: Sequence[ForcedFact]) -> dict[str, Any]:
-    """Means over texts; `spread` gives the least and largest text."""
+    """Means over texts; `spread` gives the least and largest text, `kl_median` is over blocks."""
     scored = sum(fact.scored for fact in cell)
     agreed = sum(round(fact.agreement * fact.scored) for fact in cell)
     expected = sum(fact.expected_attended for fact in cell)
@@ -80,6 +80,7 @@ def forced_figures(cell: Sequence[ForcedFact]) -> dict[str, Any]:
         "scored": scored,
         "kl": _mean(cell, lambda fact: fact.kl),
         "kl_interval": mean_interval([value for fact in cell for value in fact.kl_blocks]),
+        "kl_median": statistics.median([value for fact in cell for value in fact.kl_blocks]),
         "kl_spread": _spread(cell, lambda fact: fact.kl),
         "kl_p95": _mean(cell, lambda fact: fact.kl_p95),
         "agreement": Share(agreed, scored).to_json(),

@@ -71,6 +71,7 @@ def test_windows_are_averaged_and_their_spread_is_kept():
     assert row["texts"] == 2
     assert row["kl"] == pytest.approx(0.02)
     assert row["kl_spread"] == [0.01, 0.03]
+    assert row["kl_median"] == pytest.approx(0.019)
     low, high = row["kl_interval"]
     assert 0.01 < low < 0.02 < high < 0.03
     assert row["agreement"] == Share(122, 128).to_json()
