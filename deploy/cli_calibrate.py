@@ -39,6 +39,12 @@ def calibrate(
     page_budget: Annotated[
         int | None, typer.Option(min=3, help="K that Δ-layers are chosen for; the base profile's.")
     ] = None,
+    kl_samples: Annotated[
+        int, typer.Option(min=0, help="Samples that sets of full layers decode; 0: recall decides.")
+    ] = 8,
+    refine: Annotated[
+        int, typer.Option(min=0, help="Rounds that move Δ-layers a little while it helps.")
+    ] = 0,
     sparsity_only: Annotated[
         bool,
         typer.Option("--sparsity-only", help="Δ-layers alone; the rest of the profile stays."),
@@ -63,13 +69,15 @@ def calibrate(
     Sweeps the pruning layer by correlation with the answer-informed oracle, by the needle tokens
     that are kept, and by the answers that stay the same; chooses lp, n, m, W and the aggregation
     among the depths that save enough. Repeating it gives the same file. Minutes on a GPU; on a CPU
-    ask for fewer samples and shorter lengths. Δ-layers are chosen among prose and questions, by the
-    share of attention that lies in the chosen pages; a few minutes on a CPU with --sparsity-only.
+    ask for fewer samples and shorter lengths. Δ-layers are proposed by recall of attention and by
+    its shift, on prose and questions; the set that decodes closest to dense is taken. A few minutes
+    on a CPU with --sparsity-only.
 
     JSON keys: path, profile, model_hash; of pruning, unless --sparsity-only: pruning (lp, n, m, W,
     aggregation, keep_rate), saving, rho, coverage, first_token, answers, prompts,
-    answered_right_in_full; of Δ-layers: sparsity (full_layers, page_budget, recency_pages, recall,
-    recall_p10, by_shift, by_shift_recall, samples, steps).
+    answered_right_in_full; of Δ-layers: sparsity (full_layers, chosen_by, page_budget,
+    recency_pages, samples, steps, candidates: rule, full_layers, recall, recall_p10, kl,
+    agreement).
     """
     from loadtest.quality.calibrate import parse_lengths, run_calibration, summary
     from loadtest.quality.calibrate_settings import CalibrationSettings
@@ -86,7 +94,11 @@ def calibrate(
         device=device,
         dtype=dtype,
         delta=DeltaSettings(
-            samples=delta_samples, full_layers=full_layers, page_budget=page_budget
+            samples=delta_samples,
+            full_layers=full_layers,
+            page_budget=page_budget,
+            kl_samples=kl_samples,
+            refine=refine,
         ),
         sparsity_only=sparsity_only,
         profile=profile,
@@ -137,15 +149,23 @@ def _delta_report(delta: "DeltaCalibration") -> dict[str, Any]:
 
     recall, low = delta.curves.recall_YY.tolist(), delta.curves.recall_low_YY.tolist()
     return {
-        "full_layers": list(delta.by_recall),
+        "full_layers": list(delta.best.full_layers),
+        "chosen_by": delta.best.rule,
         "page_budget": delta.params.page_budget,
         "recency_pages": delta.params.recency_pages,
-        "recall": expected_recall(delta.by_recall, recall),
-        "recall_p10": expected_recall(delta.by_recall, low),
-        "by_shift": list(delta.by_shift),
-        "by_shift_recall": expected_recall(delta.by_shift, recall),
         "samples": delta.num_samples,
         "steps": delta.num_steps,
+        "candidates": [
+            {
+                "rule": one.rule,
+                "full_layers": list(one.full_layers),
+                "recall": expected_recall(one.full_layers, recall),
+                "recall_p10": expected_recall(one.full_layers, low),
+                "kl": None if one.closeness is None else one.closeness.kl,
+                "agreement": None if one.closeness is None else one.closeness.agreement,
+            }
+            for one in delta.candidates
+        ],
     }
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.quality.delta_profile import BY_RECALL, BY_SHIFT, recall_matrix
+from loadtest.quality.delta_calibrate import BY_RECALL, BY_SHIFT
+from loadtest.quality.delta_profile import recall_matrix
 
 _COLOURS = {BY_RECALL: "tab:green", BY_SHIFT: "tab:red"}
 
@@ -45,7 +46,7 @@ def recall_figure(curves: Mapping[str, Any]) -> Figure:
         matrix = recall_matrix(curves[table], num_layers=num_layers)
         image = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis", origin="upper")
         axes.set(title=title, xlabel="layer that reads", ylabel="layer that chooses")
-        _stairs(axes, curves["full_layers"][BY_RECALL], num_layers=num_layers)
+        _stairs(axes, curves["full_layers"][curves["chosen_by"]], num_layers=num_layers)
         drawn.colorbar(image, ax=axes, shrink=0.8)
     return drawn
 

@@ -132,16 +132,21 @@ def calibration_rows(curves: Mapping[str, Any] | None) -> Cells:
     if curves is None:
         return []
     expected = curves["expected"]
-    columns = (expected["set"], expected["recall"], expected["low_recall"], expected["objective"])
+    nothing = [None] * len(expected["set"])
+    columns = {
+        "recall": (expected["recall"], percent),
+        "10th percentile": (expected["low_recall"], percent),
+        "weighted": (expected["weighted_recall"], percent),
+        "KL": (expected.get("kl", nothing), _kl),
+        "agreement": (expected.get("agreement", nothing), percent),
+    }
     return [
         {
-            "rule": name,
+            "rule": f"{name}, chosen" if name == curves["chosen_by"] else name,
             "full layers": ", ".join(map(str, curves["full_layers"][name])),
-            "recall": percent(recall),
-            "10th percentile": percent(low),
-            "weighted": percent(objective),
+            **{title: told(values[index]) for title, (values, told) in columns.items()},
         }
-        for name, recall, low, objective in zip(*columns, strict=True)
+        for index, name in enumerate(expected["set"])
     ]
 
 
@@ -159,6 +164,10 @@ def arm_rows(rows: Iterable[Row]) -> Cells:
         }
         for row in rows
     ]
+
+
+def _kl(value: float | None) -> str:
+    return number(value, digits=_KL_DIGITS)
 
 
 def _closeness(row: Row) -> dict[str, str]:
