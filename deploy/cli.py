@@ -10,6 +10,7 @@ import typer
 from deploy.cli_bench import bench_app
 from deploy.cli_calibrate import calibrate
 from deploy.cli_eval import eval_app
+from deploy.cli_eval_sparse import sparse
 from deploy.cli_inspect import inspect_app
 from shared.config.exit_codes import exit_code_for
 from shared.errors import TandemError
@@ -37,6 +38,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(config_app, name="config")
 app.command()(calibrate)
+eval_app.command("sparse")(sparse)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Url = Annotated[str, typer.Option(help="Base URL of the gateway.")]

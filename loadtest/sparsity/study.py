@@ -233,7 +233,8 @@ class Study:
                     self._keep(forced.measure(batch, part=part, run=self._run))
                     done += len(batch)
                     self._progress(part, done=done, total=total)
-        return True
+        # A text that came too late even for its prefills is left out.
+        return done == total
 
     def _prefills(self, text: Text, arms: Sequence[Arm]) -> Iterable[tuple[Prefill, Prefill]]:
         """Each prefill that arms need, and the whole one beside it."""

@@ -167,7 +167,7 @@ def page_facts() -> list[SparsityFact]:
     ]
     facts += [replace(GENERATION, arm="dense", budget=0, logprob=-1.0, kl=0.0), GENERATION, STRIP]
     for index, layout in enumerate(("board", "segment")):
-        changed = {"part": "ablation", "group": "layout", "prefill": "pruned/shared"}
+        changed: dict[str, Any] = {"part": "ablation", "group": "layout", "prefill": "pruned/shared"}
         facts.append(forced(f"layout={layout}", kl=0.01 * (index + 1), **changed))
     facts += [
         forced(f"L={recent}", kl=0.01 / recent, part="ablation", group="recency")
