@@ -70,7 +70,9 @@ def closeness_by_budget(facts: Sequence[SparsityFact]) -> Figure | None:
         axes.get_xaxis().set_major_formatter("{x:g}")
         axes.set_xlabel("tokens a sparse layer may read")
         axes.grid(alpha=0.3)
-    right.legend(fontsize=7, ncols=2)
+    drawn.legend(
+        *right.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=7
+    )
     return drawn
 
 
