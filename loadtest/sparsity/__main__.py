@@ -96,6 +96,7 @@ _COUNTS = {
     "long-steps": "decode steps of the long texts",
     "generation-tokens": "tokens of a free generation",
     "generation-context": "prompt tokens before it",
+    "generation-windows": "prompts that are continued",
     "generation-pages": "its page budget",
     "strip-steps": "steps that a page strip keeps at most",
     "ablation-steps": "decode steps of a window of the ablations",

@@ -50,6 +50,8 @@ class StudySettings:
     """Tokens of a free generation."""
     generation_context: int = 1024
     """Prompt tokens before it."""
+    generation_windows: int = 1
+    """Prompts that are continued; each is another piece of prose."""
     generation_pages: int = 64
     """Its page budget."""
     generation_policies: tuple[str, ...] = ("delta",)
@@ -104,6 +106,7 @@ class StudySettings:
             "long steps": self.long_steps,
             "generation tokens": self.generation_tokens - 1,
             "generation context": self.generation_context,
+            "generation windows": self.generation_windows,
             "strip steps": self.strip_steps,
             "ablation steps": self.ablation_steps,
             "ablation windows": self.ablation_windows,

@@ -170,34 +170,36 @@ class Study:
             names=settings.generation_policies,
             budgets=(settings.generation_pages,),
         )
-        text = self._window(0, steps=1, context=settings.generation_context)
-        missing = [
-            arm
-            for arm in arms
-            if (
-                GenerationFact.kind, text.name, len(text.prompt_ids), text.seed,
-                settings.temperature, arm.name, arm.budget,
-            )
-            not in self._store
-        ]  # fmt: skip
-        if missing:
-            if self._is_late():
-                return False
-            (whole,) = self._prefiller.read(text.prompt_ids, [WHOLE])
-            free = FreeText(
-                model=self._setup.model,
-                text=text,
-                whole=whole,
-                tokens=settings.generation_tokens,
-                temperature=settings.temperature,
-                stop_ids=self._setup.tokenizer.eos_ids,
-                strip_layers=settings.strip_layers,
-                strip_steps=settings.strip_steps,
-                run=self._run,
-            )
-            self._keep(free.measure(missing))
-        self._progress(GENERATION, done=len(arms), total=len(arms))
+        total = settings.generation_windows
+        for seed in range(total):
+            text = self._window(seed, steps=1, context=settings.generation_context)
+            missing = [arm for arm in arms if self._generation_key(text, arm) not in self._store]
+            if missing:
+                if self._is_late():
+                    return False
+                self._generate(text, missing)
+            self._progress(GENERATION, done=seed + 1, total=total)
         return True
+
+    def _generate(self, text: Text, arms: Sequence[Arm]) -> None:
+        settings = self._settings
+        (whole,) = self._prefiller.read(text.prompt_ids, [WHOLE])
+        free = FreeText(
+            model=self._setup.model,
+            text=text,
+            whole=whole,
+            tokens=settings.generation_tokens,
+            temperature=settings.temperature,
+            stop_ids=self._setup.tokenizer.eos_ids,
+            strip_layers=settings.strip_layers,
+            strip_steps=settings.strip_steps,
+            run=self._run,
+        )
+        self._keep(free.measure(arms))
+
+    def _generation_key(self, text: Text, arm: Arm) -> tuple[str | int | float, ...]:
+        sample = (text.name, len(text.prompt_ids), text.seed, self._settings.temperature)
+        return (GenerationFact.kind, *sample, arm.name, arm.budget)
 
     def _ablation(self) -> bool:
         settings, base = self._settings, self._setup.sparsity

@@ -190,6 +190,15 @@ def test_generations_are_scored_by_dense_over_the_same_tokens(run):
     assert again == facts
 
 
+def test_each_window_is_continued_by_itself(run):
+    _, facts, said = run(parts=("generation",), generation_windows=2, generation_tokens=10)
+    found = of(facts, GenerationFact)
+    assert [(fact.seed, fact.arm) for fact in found] == [
+        (0, "dense"), (0, "delta"), (1, "dense"), (1, "delta"),
+    ]  # fmt: skip
+    assert said == [("generation", 1, 2), ("generation", 2, 2)]
+
+
 def test_draws_are_shared_between_arms(run):
     _, facts, _ = run(parts=("generation",), temperature=1.0, generation_pages=20)
     dense, delta = of(facts, GenerationFact)
