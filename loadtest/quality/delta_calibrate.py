@@ -3,26 +3,22 @@
 Shapes: Y layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from loadtest.quality.calibrate_samples import read_samples
 from loadtest.quality.calibrate_settings import CalibrationSettings
 from loadtest.quality.delta_attention import record_steps, spread_steps
-from loadtest.quality.delta_choice import (
-    check_count,
-    layers_by_recall,
-    layers_by_shift,
-    neighbours,
+from loadtest.quality.delta_candidates import (
+    DeltaCandidate,
+    Progress,
+    SetDecoding,
+    proposed,
+    rounded_kl,
 )
+from loadtest.quality.delta_choice import check_count
 from loadtest.quality.delta_curves import LayerCurves, mean_curves, step_curves
-from loadtest.quality.delta_measure import (
-    WHOLE,
-    Closeness,
-    FullLayers,
-    measure_sets,
-    tail_of,
-)
+from loadtest.quality.delta_measure import WHOLE, tail_of
 from loadtest.quality.delta_samples import (
     DELTA_LENGTHS,
     LONGEST_TAIL,
@@ -30,7 +26,6 @@ from loadtest.quality.delta_samples import (
     generated_delta_samples,
     own_delta_samples,
 )
-from loadtest.quality.delta_settings import DeltaSettings
 from loadtest.quality.tail import PromptKv
 from loadtest.quality.tasks.prompt import PromptWriter
 from prefill_service.engine.evaluate import rank_and_prefill
@@ -44,27 +39,7 @@ from shared.model.weights import LoadedModel
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.methods import SparsityParams
 
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many samples are done, and how many there are."""
 STAGE = "Δ-layers"
-BY_RECALL, BY_LOW_RECALL, BY_WEIGHTED_RECALL = "recall", "low_recall", "weighted_recall"
-BY_SHIFT, SHIPPED, REFINED = "shift", "shipped", "refined"
-"""Rules: highest mean recall, highest 10th percentile, highest mean with layers weighted by how
-much they turn the stream, the paper's peaks of the shift; the base profile's set; a refinement."""
-KL_DIGITS = 5
-"""Sets whose KL is equal to this many decimals are equal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaCandidate:
-    """A set of full layers, and how it fares."""
-
-    rule: str
-    """What proposes it."""
-    full_layers: FullLayers
-    """Ascending."""
-    closeness: Closeness | None
-    """Decoding with it; None when recall alone decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +62,7 @@ class DeltaCalibration:
         """The closest to dense; the first where none was decoded with."""
         return min(
             self.candidates,
-            key=lambda one: 0.0 if one.closeness is None else _kl(one),
+            key=lambda one: 0.0 if one.closeness is None else rounded_kl(one),
         )
 
     @property
@@ -177,10 +152,14 @@ def calibrate_delta(
             "decode step to look at; give other prompts or generated samples"
         )
     curves = mean_curves(found)
-    candidates = _rules(loaded, curves, settings=settings)
+    candidates = proposed(
+        curves,
+        count=settings.delta.full_layers,
+        shipped=base_profile(loaded.model.config).sparsity.full_layers,
+    )
     if settings.delta.kl_samples:
-        decoding = _Decoding(
-            loaded.model,
+        decoding = SetDecoding(
+            model=loaded.model,
             samples=samples[: settings.delta.kl_samples],
             settings=settings.delta,
             params=params,
@@ -194,87 +173,6 @@ def calibrate_delta(
         curves=curves,
         candidates=candidates,
     )
-
-
-def _rules(
-    loaded: LoadedModel, curves: LayerCurves, *, settings: CalibrationSettings
-) -> list[DeltaCandidate]:
-    """One set a rule; the shipped one is that of the base profile."""
-    count, turn = settings.delta.full_layers, curves.turn_Y.tolist()
-    recall, low = curves.recall_YY.tolist(), curves.recall_low_YY.tolist()
-    sets = {
-        BY_RECALL: layers_by_recall(recall, [1.0] * len(turn), count=count),
-        BY_LOW_RECALL: layers_by_recall(low, [1.0] * len(turn), count=count),
-        BY_WEIGHTED_RECALL: layers_by_recall(recall, turn, count=count),
-        BY_SHIFT: layers_by_shift(curves.shift_Y.tolist(), count=count),
-    }
-    shipped = base_profile(loaded.model.config).sparsity.full_layers
-    if len(shipped) == count:
-        sets[SHIPPED] = shipped
-    return [
-        DeltaCandidate(rule=rule, full_layers=layers, closeness=None)
-        for rule, layers in sets.items()
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoding:
-    """Decodes with sets of full layers."""
-
-    model: Transformer
-    samples: Sequence[DeltaSample]
-    settings: DeltaSettings
-    params: SparsityParams
-    progress: Progress
-
-    def measured(
-        self, candidates: Sequence[DeltaCandidate], *, title: str = "sets of full layers"
-    ) -> list[DeltaCandidate]:
-        """The same with their closeness; equal sets are run once.
-
-        Raises:
-            ConfigError: no sample goes on for two tokens.
-        """
-        sets = list(dict.fromkeys(one.full_layers for one in candidates))
-        found = measure_sets(
-            self.model,
-            self.samples,
-            sets,
-            params=self.params,
-            steps=self.settings.kl_steps,
-            progress=lambda done: self.progress(title, done, len(self.samples)),
-        )
-        if not found:
-            raise ConfigError(
-                "calibration: no answer of the KL samples has two tokens, so that sets of full "
-                "layers cannot be compared; give generated samples, or --kl-samples 0"
-            )
-        closeness = dict(zip(sets, found, strict=True))
-        return [replace(one, closeness=closeness[one.full_layers]) for one in candidates]
-
-    def refined(self, candidates: list[DeltaCandidate]) -> list[DeltaCandidate]:
-        """And the neighbours of the best, then of the best of those, while they are closer."""
-        known = list(candidates)
-        for number in range(1, self.settings.refine + 1):
-            best = min(known, key=_kl)
-            tried = {one.full_layers for one in known}
-            moved = [
-                DeltaCandidate(rule=f"{REFINED}_{number}", full_layers=layers, closeness=None)
-                for layers in neighbours(best.full_layers, num_layers=len(self.model.layers))
-                if layers not in tried
-            ]
-            if not moved:
-                break
-            closest = min(self.measured(moved, title=f"refinement {number}"), key=_kl)
-            if _kl(closest) >= _kl(best):
-                break
-            known.append(closest)
-        return known
-
-
-def _kl(candidate: DeltaCandidate) -> float:
-    assert candidate.closeness is not None, "only measured sets are compared"
-    return round(candidate.closeness.kl, KL_DIGITS)
 
 
 def _sample_curves(

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.quality.delta_calibrate import BY_RECALL, BY_SHIFT
+from loadtest.quality.delta_candidates import BY_RECALL, BY_SHIFT
 from loadtest.quality.delta_profile import recall_matrix
 
 _COLOURS = {BY_RECALL: "tab:green", BY_SHIFT: "tab:red"}
