@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from loadtest.quality.delta_candidates import BY_RECALL, BY_SHIFT
 from loadtest.quality.delta_profile import recall_matrix
 
-_COLOURS = {BY_RECALL: "tab:green", BY_SHIFT: "tab:red"}
+_COLOURS = ("tab:green", "tab:red", "black")
 
 
 def shift_figure(curves: Mapping[str, Any]) -> Figure:
-    """Attention shift by layer, with and without sinks, and how much each layer turns the stream.
+    """Attention shift by layer, with and without sinks, how much each layer turns the stream, and
+    the full layers that recall, the shift and the whole calibration choose.
 
     Args:
         curves: the evidence of a calibration of Δ-layers.
@@ -28,8 +29,12 @@ def shift_figure(curves: Mapping[str, Any]) -> Figure:
     axes.bar(layers, by_layer["shift"][1:], color="tab:blue", alpha=0.5, label="attention shift")
     axes.plot(layers, by_layer["shift_with_sinks"][1:], "o-", markersize=3, label="with sinks")
     axes.plot(layers, by_layer["turn"][1:], "k:", linewidth=1, label="1 - cos(in, out)")
-    for name, colour in _COLOURS.items():
-        _mark(axes, curves["full_layers"][name], colour=colour, label=f"full layers by {name}")
+    rules = dict.fromkeys((BY_RECALL, BY_SHIFT, curves["chosen_by"]))
+    for row, (rule, colour) in enumerate(zip(rules, _COLOURS, strict=False)):
+        layers_of_rule = curves["full_layers"][rule]
+        chosen = " (chosen)" if rule == curves["chosen_by"] else ""
+        heights = [-0.03 - 0.04 * row] * len(layers_of_rule)
+        axes.plot(layers_of_rule, heights, "^", color=colour, label=f"full layers: {rule}{chosen}")
     axes.set(xlabel="layer", ylabel="1 - cos with the layer before", xlim=(-0.5, len(layers) + 0.5))
     axes.legend(fontsize=7, ncols=3)
     axes.grid(alpha=0.3)
@@ -49,12 +54,6 @@ def recall_figure(curves: Mapping[str, Any]) -> Figure:
         _stairs(axes, curves["full_layers"][curves["chosen_by"]], num_layers=num_layers)
         drawn.colorbar(image, ax=axes, shrink=0.8)
     return drawn
-
-
-def _mark(axes: Axes, layers: Sequence[int], *, colour: str, label: str) -> None:
-    """Dots under the axis, one kind a set of layers."""
-    height = -0.03 if colour == _COLOURS[BY_RECALL] else -0.07
-    axes.plot(layers, [height] * len(layers), "^", color=colour, clip_on=False, label=label)
 
 
 def _stairs(axes: Axes, full_layers: Sequence[int], *, num_layers: int) -> None:

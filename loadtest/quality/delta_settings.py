@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from shared.errors import ConfigError
 from shared.types.methods import SparsityParams
 
-DEFAULT_DELTA_SAMPLES = 16
+DEFAULT_DELTA_SAMPLES = 12
 """Generated samples unless asked otherwise."""
-DEFAULT_KL_SAMPLES = 8
+DEFAULT_KL_SAMPLES = 6
 """Samples on which sets of full layers are compared unless asked otherwise."""
 DEFAULT_FULL_LAYERS = 5
 """Full layers unless asked otherwise: the paper's two warm ones and three Δ-layers."""
