@@ -16,8 +16,9 @@ _COLOURS = ("tab:green", "tab:red", "black")
 
 
 def shift_figure(curves: Mapping[str, Any]) -> Figure:
-    """Attention shift by layer, with and without sinks, how much each layer turns the stream, and
-    the full layers that recall, the shift and the whole calibration choose.
+    """Attention shift by layer, how much each layer turns the stream, and sets of full layers.
+
+    The sets are those that recall and the shift propose, and the chosen one.
 
     Args:
         curves: the evidence of a calibration of Δ-layers.
