@@ -51,6 +51,7 @@ LongContext = Annotated[int | None, _count("Prompt tokens of the long texts.")]
 LongSteps = Annotated[int | None, _count("Decode steps of the long texts.")]
 GenerationTokens = Annotated[int | None, _count("Tokens of a free generation.")]
 GenerationContext = Annotated[int | None, _count("Prompt tokens before it.")]
+GenerationWindows = Annotated[int | None, _count("Prompts that are continued.")]
 GenerationPages = Annotated[int | None, _count("Its page budget.")]
 StripSteps = Annotated[int | None, _count("Steps that a page strip keeps at most.")]
 AblationSteps = Annotated[int | None, _count("Decode steps of a window of the ablations.")]
@@ -92,7 +93,8 @@ def sparse(
     long_steps: LongSteps = None,
     generation_tokens: GenerationTokens = None,
     generation_context: GenerationContext = None,
-    generation_pages: GenerationPages = None,
+    generation_pages: GenerationWindows = Annotated[int | None, _count("Prompts that are continued.")]
+GenerationPages = None,
     strip_steps: StripSteps = None,
     ablation_steps: AblationSteps = None,
     ablation_windows: AblationWindows = None,

@@ -167,8 +167,8 @@ def page_facts() -> list[SparsityFact]:
     ]
     facts += [replace(GENERATION, arm="dense", budget=0, logprob=-1.0, kl=0.0), GENERATION, STRIP]
     for index, layout in enumerate(("board", "segment")):
-        changed: dict[str, Any] = {"part": "ablation", "group": "layout", "prefill": "pruned/shared"}
-        facts.append(forced(f"layout={layout}", kl=0.01 * (index + 1), **changed))
+        arm, kl = f"layout={layout}", 0.01 * (index + 1)
+        facts.append(forced(arm, kl=kl, part="ablation", group="layout", prefill="pruned/shared"))
     facts += [
         forced(f"L={recent}", kl=0.01 / recent, part="ablation", group="recency")
         for recent in (1, 2, 4)
