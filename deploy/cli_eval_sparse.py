@@ -93,8 +93,8 @@ def sparse(
     long_steps: LongSteps = None,
     generation_tokens: GenerationTokens = None,
     generation_context: GenerationContext = None,
-    generation_pages: GenerationWindows = Annotated[int | None, _count("Prompts that are continued.")]
-GenerationPages = None,
+    generation_windows: GenerationWindows = None,
+    generation_pages: GenerationPages = None,
     strip_steps: StripSteps = None,
     ablation_steps: AblationSteps = None,
     ablation_windows: AblationWindows = None,
