@@ -83,13 +83,21 @@ class FactStore:
         resume: go on with results that are there already.
 
     Raises:
-        ConfigError: results are there and `resume` is not set, or a line cannot be read.
+        ConfigError: results are there and `resume` is not set, a line cannot be read, or the folder
+            cannot be used.
     """
 
     def __init__(self, folder: Path, *, kinds: Sequence[type[Fact]], resume: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE_NAME
-        if not resume and self.path.exists() and self.path.stat().st_size:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot hold results ({error}): it must be a folder that may be written "
+                "to; choose another --out"
+            ) from error
+        if not resume and self.path.stat().st_size:
             raise ConfigError(
                 f"{self.path} holds results already: give --resume to go on with them, or another "
                 "--out"
@@ -172,15 +180,18 @@ def _parsed(path: Path, *, kinds: Sequence[type[Fact]]) -> Iterator[Fact]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    if path.exists():
-        with path.open(encoding="utf-8") as file:
-            yield from file
+    """Whole lines of a file that is there; what a killed run left of its last one is none."""
+    try:
+        content = path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}): it is no file of results; choose another folder"
+        ) from error
+    yield from content.split("\n")[:-1]
 
 
 def _cut_torn_line(path: Path) -> None:
     """Removes what a killed run left of its last line."""
-    if not path.exists():
-        return
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
