@@ -9,6 +9,9 @@ from shared.types.page_policies import PagePolicyName
 BUDGETS = (16, 32, 64)
 """Pages: 256, 512 and 1,024 tokens."""
 
+LEAST_PAGES = 3
+"""Smallest page budget."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySettings:
@@ -92,6 +95,9 @@ class StudySettings:
                 f"needle prefills are {', '.join(self.needle_prefills) or 'none'}: choose among "
                 f"{PRUNED} and {WHOLE}"
             )
+        self._check_pages()
+        if not self.temperature >= 0.0:
+            raise ConfigError(f"temperature is {self.temperature}: choose 0, greedy, or more")
         if not 0.0 < self.keep_rate < 1.0:
             raise ConfigError(f"keep_rate is {self.keep_rate}: choose above 0 and below 1")
         counts = {
@@ -115,6 +121,28 @@ class StudySettings:
         for name, count in counts.items():
             if count < 1:
                 raise ConfigError(f"{name} is too small: raise it")
+
+    def _check_pages(self) -> None:
+        """Before hours of other parts: what some part would find out when its turn comes."""
+        budgets = {
+            "budgets": self.budgets,
+            "long budgets": self.long_budgets,
+            "generation pages": (self.generation_pages,),
+            "ablation pages": (self.ablation_pages,),
+            "pruned pages": (self.pruned_pages,),
+        }
+        for name, pages in budgets.items():
+            if min(pages, default=0) < LEAST_PAGES:
+                raise ConfigError(
+                    f"{name} are {', '.join(map(str, pages)) or 'none'}: a page budget is "
+                    f"{LEAST_PAGES} pages or more, page 0, a recent and a chosen one"
+                )
+        for layers in self.full_layers:
+            if layers[:1] != (0,) or sorted(set(layers)) != list(layers):
+                raise ConfigError(
+                    f"full layers are {','.join(map(str, layers)) or 'none'}: a set is ascending "
+                    "and begins with layer 0"
+                )
 
     def longest(self) -> int:
         """Positions that the chosen parts need."""
