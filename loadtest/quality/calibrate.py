@@ -43,7 +43,7 @@ from shared.config.exit_codes import exit_code_for
 from shared.errors import ConfigError, TandemError
 from shared.model.profile import PAPER, base_profile, calibrated_path, profile_path
 from shared.model.profile_record import ModelProfile
-from shared.model.profile_toml import profile_text, read_evidence
+from shared.model.profile_toml import profile_text, read_comment, read_evidence
 from shared.model.weights import LoadedModel, load_model
 
 
@@ -94,9 +94,11 @@ def run_calibration(
     samples = (
         delta_samples(loaded, settings=settings, params=params) if settings.measures_delta else []
     )
-    curves = _kept(loaded, settings, cache_dir) if settings.sparsity_only else {}
+    comment, curves = "", dict[str, Any]()
     found = None
-    if not settings.sparsity_only:
+    if settings.sparsity_only:
+        comment, curves = _kept(loaded, settings, cache_dir)
+    else:
         found = calibrate(loaded, settings=settings, progress=progress)
     delta = None
     if samples:
@@ -114,7 +116,7 @@ def run_calibration(
             command=settings.command,
             commit=commit,
         )
-    write_profile(path, profile_text(profile, evidence=curves))
+    write_profile(path, profile_text(profile, evidence=curves, comment=comment))
     return WrittenProfile(path=path, profile=profile, found=found, delta=delta)
 
 
@@ -130,15 +132,15 @@ def _profile(
 
 def _kept(
     loaded: LoadedModel, settings: CalibrationSettings, cache_dir: Path | None
-) -> dict[str, Any]:
-    """The evidence of the profile that was loaded."""
+) -> tuple[str, dict[str, Any]]:
+    """The leading comment and the evidence of the profile that was loaded."""
     path = profile_path(
         settings.profile,
         config=loaded.model.config,
         model_hash=loaded.model.identity(loaded.name).model_hash,
         cache_dir=cache_dir,
     )
-    return {} if path is None else read_evidence(path)
+    return ("", {}) if path is None else (read_comment(path), read_evidence(path))
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ def kept_profile(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory)
         sources={"pruning.min_keep": "chosen", "sparsity.page_budget": "measured"},
     )
     evidence = {"command": "by hand", "by_layer": {"rho": [0.1, 0.25, 1e-05], "list": [[1], [2]]}}
-    path.write_text(profile_text(kept, evidence=evidence))
+    path.write_text(profile_text(kept, evidence=evidence, comment="# Made by hand.\n"))
     return path
 
 
@@ -74,6 +74,7 @@ def written(
 
 def test_only_the_page_selection_changes(written: WrittenProfile, kept_profile: Path) -> None:
     before, after = read_profile(kept_profile), read_profile(written.path)
+    assert written.path.read_text().startswith("# Made by hand.\n")
     assert after.pruning == before.pruning
     assert (after.source, after.calibrated) == (before.source, before.calibrated)
     assert after.sources["pruning.min_keep"] == "chosen"
