@@ -1,9 +1,14 @@
-"""What the evaluations share on the command line: progress bars, and the check for matplotlib."""
+"""What the evaluations share on the command line: progress bars, report, check for matplotlib."""
 
 import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
+from rich.table import Table
 
 from shared.errors import ConfigError
 
@@ -49,3 +54,25 @@ class PartBars:
         if part not in self._tasks:
             self._tasks[part] = self._progress.add_task(part, total=total)
         self._progress.update(self._tasks[part], completed=done)
+
+
+def print_report(
+    summary: Mapping[str, Any],
+    *,
+    rows: Sequence[Mapping[str, str]],
+    written: Sequence[Path],
+    as_json: bool,
+) -> None:
+    """Prints a study's summary as JSON, or its main table, verdicts and files."""
+    if as_json:
+        print(json.dumps(summary))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    if rows:
+        table = Table(*rows[0])
+        for row in rows:
+            table.add_row(*row.values())
+        console.print(table)
+    for verdict in summary["verdicts"]:
+        console.print(verdict, markup=False)
+    console.print(f"written: {', '.join(str(path) for path in written)}", markup=False)

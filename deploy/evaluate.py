@@ -1,16 +1,12 @@
 """`tandem eval`: runs an evaluation behind progress bars, then writes and prints its report."""
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from deploy.eval_bars import PartBars, require_matplotlib
+from deploy.eval_bars import PartBars, print_report, require_matplotlib
 from loadtest.quality.evaluation import EvaluationRequest, run_evaluation
 from loadtest.quality.report import summarise, table_rows, write_report
 from loadtest.quality.settings import StudySettings
@@ -60,18 +56,5 @@ def run_report(folder: Path, *, as_json: bool) -> None:
     Raises:
         ConfigError: the folder has no results, or matplotlib is not installed.
     """
-    written = write_report(folder)
-    summary = summarise(folder)
-    if as_json:
-        print(json.dumps(summary))
-        return
-    console = Console(soft_wrap=True, highlight=False)
-    rows = table_rows(summary)
-    if rows:
-        table = Table(*rows[0])
-        for row in rows:
-            table.add_row(*row.values())
-        console.print(table)
-    for verdict in summary["verdicts"]:
-        console.print(verdict)
-    console.print(f"written: {', '.join(str(path) for path in written)}")
+    written, summary = write_report(folder), summarise(folder)
+    print_report(summary, rows=table_rows(summary), written=written, as_json=as_json)

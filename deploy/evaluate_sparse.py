@@ -1,16 +1,13 @@
 """`tandem eval sparse`: runs the study of page policies behind progress bars, then its report."""
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from deploy.eval_bars import PartBars, require_matplotlib
+from deploy.eval_bars import PartBars, print_report, require_matplotlib
+from loadtest.script import print_unfinished
 from loadtest.sparsity.evaluation import EvaluationRequest, run_evaluation
 from loadtest.sparsity.report import summarise, write_report
 from loadtest.sparsity.report_rows import policy_rows
@@ -39,7 +36,7 @@ def run_sparse_eval(
         finished = run_evaluation(asked, progress=bars)
     run_sparse_report(asked.out, as_json=as_json)
     if not finished:
-        print(f"the time is up: --resume --out {asked.out} goes on", file=sys.stderr)
+        print_unfinished(asked.out)
 
 
 def run_sparse_report(folder: Path, *, as_json: bool) -> None:
@@ -48,18 +45,6 @@ def run_sparse_report(folder: Path, *, as_json: bool) -> None:
     Raises:
         ConfigError: the folder has no results, or matplotlib is not installed.
     """
-    written = write_report(folder)
-    summary = summarise(folder)
-    if as_json:
-        print(json.dumps(summary))
-        return
-    console = Console(soft_wrap=True, highlight=False)
+    written, summary = write_report(folder), summarise(folder)
     rows = policy_rows(summary["teacher"])
-    if rows:
-        table = Table(*rows[0])
-        for row in rows:
-            table.add_row(*row.values())
-        console.print(table)
-    for verdict in summary["verdicts"]:
-        console.print(verdict, markup=False)
-    console.print(f"written: {', '.join(str(path) for path in written)}")
+    print_report(summary, rows=rows, written=written, as_json=as_json)

@@ -1,12 +1,12 @@
 """One self-contained HTML file and one JSON file from the results of a study of page policies."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.facts import Run, first_run
+from loadtest.facts import first_run
 from loadtest.page import bullets, document, figure, origin_of, section
+from loadtest.report_files import no_figures, no_results, run_rows, write_files
 from loadtest.sparsity.records import (
     ABLATION,
     GENERATION,
@@ -27,7 +27,6 @@ from loadtest.sparsity.report_rows import (
     policy_rows,
 )
 from loadtest.sparsity.summary import study_summary
-from shared.errors import ConfigError
 
 TITLE = "Which pages matter: page policies against dense decode"
 LAYOUT = "layout"
@@ -69,14 +68,7 @@ def summarise(folder: Path) -> dict[str, Any]:
     facts = _facts(folder)
     curves = next((fact.curves for fact in facts if isinstance(fact, CalibrationFact)), None)
     return {
-        "runs": [
-            {"number": fact.run, "command": fact.command, "commit": fact.commit,
-             "started": fact.started, "hardware": fact.hardware, "software": fact.software,
-             "model": fact.model, "model_hash": fact.model_hash, "dtype": fact.dtype,
-             "profile": fact.profile, "pruning": dict(fact.pruning),
-             "sparsity": dict(fact.sparsity)}
-            for fact in facts if isinstance(fact, Run)
-        ],
+        "runs": run_rows(facts),
         **study_summary(facts),
         "calibration": None if curves is None else dict(curves),
     }  # fmt: skip
@@ -90,14 +82,7 @@ def write_report(folder: Path) -> list[Path]:
     """
     summary = summarise(folder)
     figures = _figures(_facts(folder))
-    written = [folder / "summary.json"]
-    written[0].write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    for name, png in figures.items():
-        written.append(folder / f"{name}.png")
-        written[-1].write_bytes(png)
-    written.append(folder / "report.html")
-    written[-1].write_text(page(summary, figures), encoding="utf-8")
-    return written
+    return write_files(folder, summary=summary, figures=figures, page=page(summary, figures))
 
 
 def page(summary: Mapping[str, Any], figures: Mapping[str, bytes]) -> str:
@@ -134,10 +119,7 @@ def page(summary: Mapping[str, Any], figures: Mapping[str, bytes]) -> str:
 def _facts(folder: Path) -> list[SparsityFact]:
     facts = read_facts(folder)
     if not facts:
-        raise ConfigError(
-            f"{folder} has no results: the evaluation wrote elsewhere or has not begun; give its "
-            "--out folder"
-        )
+        raise no_results(folder)
     return facts
 
 
@@ -145,9 +127,7 @@ def _figures(facts: Sequence[SparsityFact]) -> dict[str, bytes]:
     try:
         from loadtest.sparsity.plots import draw_all  # noqa: PLC0415  an extra of its own
     except ImportError as error:
-        raise ConfigError(
-            f"the figures need matplotlib ({error}): it is not installed; install tandem-llm[eval]"
-        ) from error
+        raise no_figures(error) from error
     return draw_all(facts)
 
 

@@ -7,8 +7,8 @@ study that was stopped goes on.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from loadtest.evaluation import Progress
 from loadtest.facts import Fact, FactStore
 from loadtest.quality.study import MIXTURE_SEED
 from loadtest.quality.tasks.needle import needle_mixture
@@ -38,13 +38,6 @@ from shared.model.attention import PrefillAttention
 from shared.model.transformer import Transformer
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.methods import PruningParams, SparsityParams
-
-
-class Progress(Protocol):
-    """Is told how far a part is."""
-
-    def __call__(self, part: str, *, done: int, total: int) -> None:
-        """`done` of `total` arms of texts, or answers wanted, of a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
