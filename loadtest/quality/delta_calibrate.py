@@ -70,10 +70,6 @@ class DeltaCalibration:
         """What the profile takes."""
         return replace(self.params, full_layers=self.best.full_layers)
 
-    def of_rule(self, rule: str) -> DeltaCandidate:
-        """The set that a rule proposes."""
-        return next(one for one in self.candidates if one.rule == rule)
-
 
 def delta_samples(
     loaded: LoadedModel, *, settings: CalibrationSettings, params: SparsityParams
