@@ -40,7 +40,7 @@ def test_a_model_of_one_layer_is_dense(policy):
 def test_no_evidence_is_wanted_and_none_is_taken(policy):
     step = policy.begin(plain_facts(500, num_layers=LAYERS)).step(generated=1)
     assert {step.evidence(layer) for layer in range(LAYERS)} == {Evidence.NONE}
-    with pytest.raises(AssertionError, match="nobody asked for"):
+    with pytest.raises(AssertionError, match="nothing was asked"):
         step.observe(3, torch.zeros(4, 501))
 
 

@@ -21,7 +21,7 @@ def test_every_layer_is_sparse_and_wants_no_evidence():
     assert row.roles == (LayerRole.SPARSE,) * LAYERS
     step = row.step(generated=1)
     assert {step.evidence(layer) for layer in range(LAYERS)} == {Evidence.NONE}
-    with pytest.raises(AssertionError, match="nobody asked for"):
+    with pytest.raises(AssertionError, match="nothing was asked"):
         step.observe(3, torch.zeros(4, 21))
 
 
