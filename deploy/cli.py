@@ -10,6 +10,7 @@ import typer
 from deploy.cli_bench import bench_app
 from deploy.cli_calibrate import calibrate
 from deploy.cli_eval import eval_app
+from deploy.cli_eval_sparse import sparse
 from deploy.cli_inspect import inspect_app
 from deploy.cli_key import key_app
 from deploy.cli_top import top
@@ -41,6 +42,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(key_app, name="key")
 app.command()(calibrate)
 app.command()(top)
+eval_app.command("sparse")(sparse)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Url = Annotated[str, typer.Option(help="Base URL of the gateway.")]

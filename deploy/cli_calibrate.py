@@ -11,89 +11,125 @@ import typer
 if TYPE_CHECKING:
     from loadtest.quality.calibrate import WrittenProfile
     from loadtest.quality.calibrate_profile import Calibration
+    from loadtest.quality.calibrate_settings import CalibrationSettings
     from loadtest.quality.calibrate_sweep import Progress
     from loadtest.quality.delta_calibrate import DeltaCalibration
     from shared.model.profile_record import ModelProfile
 
 
+Model = Annotated[str, typer.Option(help="Catalog name, folder or hub id.")]
+Samples = Annotated[int, typer.Option(min=0, help="Generated needle prompts.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(help="Your own prompts: JSON lines with prompt, and answer, needle if known."),
+]
+Lengths = Annotated[
+    str, typer.Option(help="Tokens of generated prompts; 1024,2048,4096,7168 as far as fits.")
+]
+SavingTarget = Annotated[
+    float, typer.Option(help="Token-layers to save at least, as a share of a full prefill.")
+]
+Keep = Annotated[float | None, typer.Option(help="Keep rate r; the base profile's.")]
+DeltaSamples = Annotated[
+    int, typer.Option(min=0, help="Generated samples for the Δ-layers; 0 keeps the Δ-layers.")
+]
+FullLayers = Annotated[
+    int, typer.Option(min=3, help="How many layers read everything, 0 and 1 included.")
+]
+PageBudget = Annotated[
+    int | None, typer.Option(min=3, help="K that Δ-layers are chosen for; the base profile's.")
+]
+KlSamples = Annotated[
+    int, typer.Option(min=0, help="Samples that sets of full layers decode; 0: recall decides.")
+]
+Refine = Annotated[
+    int, typer.Option(min=0, help="Rounds that move Δ-layers a little while it helps.")
+]
+SparsityOnly = Annotated[
+    bool, typer.Option("--sparsity-only", help="Δ-layers alone; the rest of the profile stays.")
+]
+Profile = Annotated[
+    str, typer.Option(help="With --sparsity-only: the profile to change; the model's own.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of the generated prompts.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Profile to write; in the cache, where workers find it, if not given."),
+]
+CacheDir = Annotated[Path | None, typer.Option(help="Model cache.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
 def calibrate(
-    model: Annotated[str, typer.Option(help="Catalog name, folder or hub id.")] = "smollm2",
-    samples: Annotated[int, typer.Option(min=0, help="Generated needle prompts.")] = 64,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="Your own prompts: JSON lines with prompt, and answer, needle if known."),
-    ] = None,
-    lengths: Annotated[
-        str, typer.Option(help="Tokens of generated prompts; 1024,2048,4096,7168 as far as fits.")
-    ] = "",
-    saving_target: Annotated[
-        float, typer.Option(help="Token-layers to save at least, as a share of a full prefill.")
-    ] = 0.3,
-    keep: Annotated[float | None, typer.Option(help="Keep rate r; the base profile's.")] = None,
-    delta_samples: Annotated[
-        int, typer.Option(min=0, help="Generated samples for the Δ-layers; 0 keeps the Δ-layers.")
-    ] = 16,
-    full_layers: Annotated[
-        int, typer.Option(min=3, help="How many layers read everything, 0 and 1 included.")
-    ] = 5,
-    page_budget: Annotated[
-        int | None, typer.Option(min=3, help="K that Δ-layers are chosen for; the base profile's.")
-    ] = None,
-    sparsity_only: Annotated[
-        bool,
-        typer.Option("--sparsity-only", help="Δ-layers alone; the rest of the profile stays."),
-    ] = False,
-    profile: Annotated[
-        str, typer.Option(help="With --sparsity-only: the profile to change; the model's own.")
-    ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of the generated prompts.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Profile to write; in the cache, where workers find it, if not given."),
-    ] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Model cache.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on standard output.")
-    ] = False,
+    model: Model = "smollm2",
+    samples: Samples = 64,
+    prompts: Prompts = None,
+    lengths: Lengths = "",
+    saving_target: SavingTarget = 0.3,
+    keep: Keep = None,
+    delta_samples: DeltaSamples = 12,
+    full_layers: FullLayers = 5,
+    page_budget: PageBudget = None,
+    kl_samples: KlSamples = 6,
+    refine: Refine = 0,
+    sparsity_only: SparsityOnly = False,
+    profile: Profile = "",
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    out: Out = None,
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measures at which depth a model can be pruned and its Δ-layers, and writes its profile.
 
     Sweeps the pruning layer by correlation with the answer-informed oracle, by the needle tokens
     that are kept, and by the answers that stay the same; chooses lp, n, m, W and the aggregation
     among the depths that save enough. Repeating it gives the same file. Minutes on a GPU; on a CPU
-    ask for fewer samples and shorter lengths. Δ-layers are chosen among prose and questions, by the
-    share of attention that lies in the chosen pages; a few minutes on a CPU with --sparsity-only.
+    ask for fewer samples and shorter lengths. Δ-layers are proposed by recall of attention and by
+    its shift, on prose and questions; the set that decodes closest to dense is taken. A few minutes
+    on a CPU with --sparsity-only.
 
     JSON keys: path, profile, model_hash; of pruning, unless --sparsity-only: pruning (lp, n, m, W,
     aggregation, keep_rate), saving, rho, coverage, first_token, answers, prompts,
-    answered_right_in_full; of Δ-layers: sparsity (full_layers, page_budget, recency_pages, recall,
-    recall_p10, by_shift, by_shift_recall, samples, steps).
+    answered_right_in_full; of Δ-layers: sparsity (full_layers, chosen_by, page_budget,
+    recency_pages, samples, steps, candidates: rule, full_layers, recall, recall_p10, kl,
+    agreement).
     """
-    from loadtest.quality.calibrate import parse_lengths, run_calibration, summary
-    from loadtest.quality.calibrate_settings import CalibrationSettings
-    from loadtest.quality.delta_settings import DeltaSettings
+    given = dict(locals())
+    from loadtest.quality.calibrate import run_calibration, summary
 
-    settings = CalibrationSettings(
-        model=model,
-        samples=samples,
-        prompts=prompts,
-        lengths=parse_lengths(lengths),
-        saving_target=saving_target,
-        keep_rate=keep,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        delta=DeltaSettings(
-            samples=delta_samples, full_layers=full_layers, page_budget=page_budget
-        ),
-        sparsity_only=sparsity_only,
-        profile=profile,
-    )
+    settings = _settings(given)
     with _bars() as progress:
         written = run_calibration(settings, out=out, cache_dir=cache_dir, progress=progress)
     print(json.dumps(report(written)) if as_json else summary(written))
+
+
+def _settings(given: dict[str, Any]) -> "CalibrationSettings":
+    """What is asked for, from flags by name.
+
+    Raises:
+        ConfigError: a flag's value cannot be.
+    """
+    from loadtest.quality.calibrate import parse_lengths
+    from loadtest.quality.calibrate_settings import CalibrationSettings
+    from loadtest.quality.delta_settings import DeltaSettings
+
+    alike = (
+        "model", "samples", "prompts", "saving_target", "seed", "device", "dtype",
+        "sparsity_only", "profile",
+    )  # fmt: skip
+    of_delta = ("full_layers", "page_budget", "kl_samples", "refine")
+    return CalibrationSettings(
+        **{name: given[name] for name in alike},
+        lengths=parse_lengths(given["lengths"]),
+        keep_rate=given["keep"],
+        delta=DeltaSettings(
+            samples=given["delta_samples"], **{name: given[name] for name in of_delta}
+        ),
+    )
 
 
 def report(written: "WrittenProfile") -> dict[str, Any]:
@@ -137,15 +173,23 @@ def _delta_report(delta: "DeltaCalibration") -> dict[str, Any]:
 
     recall, low = delta.curves.recall_YY.tolist(), delta.curves.recall_low_YY.tolist()
     return {
-        "full_layers": list(delta.by_recall),
+        "full_layers": list(delta.best.full_layers),
+        "chosen_by": delta.best.rule,
         "page_budget": delta.params.page_budget,
         "recency_pages": delta.params.recency_pages,
-        "recall": expected_recall(delta.by_recall, recall),
-        "recall_p10": expected_recall(delta.by_recall, low),
-        "by_shift": list(delta.by_shift),
-        "by_shift_recall": expected_recall(delta.by_shift, recall),
         "samples": delta.num_samples,
         "steps": delta.num_steps,
+        "candidates": [
+            {
+                "rule": one.rule,
+                "full_layers": list(one.full_layers),
+                "recall": expected_recall(one.full_layers, recall),
+                "recall_p10": expected_recall(one.full_layers, low),
+                "kl": None if one.closeness is None else one.closeness.kl,
+                "agreement": None if one.closeness is None else one.closeness.agreement,
+            }
+            for one in delta.candidates
+        ],
     }
 
 

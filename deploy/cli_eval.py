@@ -8,7 +8,7 @@ import typer
 from shared.errors import ConfigError
 
 eval_app = typer.Typer(
-    no_args_is_help=True, help="Quality of every ranking method against full and the oracle."
+    no_args_is_help=True, help="What pruning and page selection cost, measured against full."
 )
 
 Model = Annotated[str, typer.Option(help="Catalog name, folder or hub id.")]
@@ -196,9 +196,16 @@ def report(
 ) -> None:
     """Draws figures and writes report.html and summary.json from results that are there.
 
-    JSON keys: as `tandem eval ranking`.
+    Of rankings or of page policies, whichever the folder holds.
+
+    JSON keys: as `tandem eval ranking`, or as `tandem eval sparse`.
     """
-    from deploy.evaluate import run_report
+    from loadtest.sparsity.report import holds_page_results
+
+    if holds_page_results(folder):
+        from deploy.evaluate_sparse import run_sparse_report as run_report
+    else:
+        from deploy.evaluate import run_report
 
     run_report(folder, as_json=as_json)
 

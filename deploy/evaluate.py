@@ -1,22 +1,16 @@
 """`tandem eval`: runs an evaluation behind progress bars, then writes and prints its report."""
 
-import importlib.util
-import json
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
-from rich.table import Table
-
+from deploy.eval_bars import PartBars, print_report, require_matplotlib
 from loadtest.quality.evaluation import EvaluationRequest, run_evaluation
 from loadtest.quality.report import summarise, table_rows, write_report
 from loadtest.quality.settings import StudySettings
 from loadtest.quality.tasks.sample import Protocol
-from shared.errors import ConfigError
 
 
 def run_eval(
@@ -40,11 +34,7 @@ def run_eval(
         ConfigError: a setting does not fit, or matplotlib is not installed.
         ModelLoadError: the model cannot be loaded.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(
-            "the report's figures need matplotlib, which is not installed: install "
-            "tandem-llm[eval], or measure with `python -m loadtest.quality` and report elsewhere"
-        )
+    require_matplotlib("python -m loadtest.quality")
     values = {**settings}
     if "protocols" in values:
         values["protocols"] = tuple(Protocol(name) for name in values["protocols"])
@@ -55,7 +45,7 @@ def run_eval(
         command=shlex.join(["tandem", *sys.argv[1:]]),
         **model,
     )
-    with _Bars() as bars:
+    with PartBars() as bars:
         run_evaluation(request, progress=bars)
     run_report(out, as_json=as_json)
 
@@ -66,45 +56,5 @@ def run_report(folder: Path, *, as_json: bool) -> None:
     Raises:
         ConfigError: the folder has no results, or matplotlib is not installed.
     """
-    written = write_report(folder)
-    summary = summarise(folder)
-    if as_json:
-        print(json.dumps(summary))
-        return
-    console = Console(soft_wrap=True, highlight=False)
-    rows = table_rows(summary)
-    if rows:
-        table = Table(*rows[0])
-        for row in rows:
-            table.add_row(*row.values())
-        console.print(table)
-    for verdict in summary["verdicts"]:
-        console.print(verdict)
-    console.print(f"written: {', '.join(str(path) for path in written)}")
-
-
-class _Bars:
-    """One progress bar a part, on standard error."""
-
-    def __init__(self) -> None:
-        self._progress = Progress(
-            "{task.description}",
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-        )
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> "_Bars":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, part: str, *, done: int, total: int) -> None:
-        """Moves the part's bar."""
-        if part not in self._tasks:
-            self._tasks[part] = self._progress.add_task(part, total=total)
-        self._progress.update(self._tasks[part], completed=done)
+    written, summary = write_report(folder), summarise(folder)
+    print_report(summary, rows=table_rows(summary), written=written, as_json=as_json)

@@ -83,13 +83,21 @@ class FactStore:
         resume: go on with results that are there already.
 
     Raises:
-        ConfigError: results are there and `resume` is not set, or a line cannot be read.
+        ConfigError: results are there and `resume` is not set, a line cannot be read, or the folder
+            cannot be used.
     """
 
     def __init__(self, folder: Path, *, kinds: Sequence[type[Fact]], resume: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE_NAME
-        if not resume and self.path.exists() and self.path.stat().st_size:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot hold results ({error}): it must be a folder that may be written "
+                "to; choose another --out"
+            ) from error
+        if not resume and self.path.stat().st_size:
             raise ConfigError(
                 f"{self.path} holds results already: give --resume to go on with them, or another "
                 "--out"
@@ -138,10 +146,27 @@ def facts_of(folder: Path, *, kinds: Sequence[type[Fact]]) -> list[Fact]:
     Raises:
         ConfigError: a line cannot be read.
     """
-    path = folder / FILE_NAME
+    facts: dict[Key, Fact] = {}
+    for fact in _parsed(folder / FILE_NAME, kinds=kinds):
+        facts.setdefault(fact.key, fact)
+    return list(facts.values())
+
+
+def first_run(folder: Path) -> Run | None:
+    """The run that a folder's results begin with; None where there are none.
+
+    Raises:
+        ConfigError: they begin with something else.
+    """
+    first = next(_parsed(folder / FILE_NAME, kinds=()), None)
+    assert first is None or isinstance(first, Run), "no other kind is known here"
+    return first
+
+
+def _parsed(path: Path, *, kinds: Sequence[type[Fact]]) -> Iterator[Fact]:
+    """The facts of a file's lines, as they are asked for."""
     classes: list[type[Fact]] = [Run, *kinds]
     known = {str(cls.kind): cls for cls in classes}
-    facts: dict[Key, Fact] = {}
     for number, line in enumerate(_lines(path), start=1):
         try:
             values = json.loads(line)
@@ -151,20 +176,22 @@ def facts_of(folder: Path, *, kinds: Sequence[type[Fact]]) -> list[Fact]:
                 f"{path} line {number} is no result ({error}): the file was changed or comes from "
                 "another version; choose another folder"
             ) from error
-        facts.setdefault(fact.key, fact)
-    return list(facts.values())
+        yield fact
 
 
 def _lines(path: Path) -> Iterator[str]:
-    if path.exists():
-        with path.open(encoding="utf-8") as file:
-            yield from file
+    """Whole lines of a file that is there; what a killed run left of its last one is none."""
+    try:
+        content = path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}): it is no file of results; choose another folder"
+        ) from error
+    yield from content.split("\n")[:-1]
 
 
 def _cut_torn_line(path: Path) -> None:
     """Removes what a killed run left of its last line."""
-    if not path.exists():
-        return
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):

@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from decode_service.sparsity.layouts import KvLayout
+from shared.errors import ConfigError
 from shared.kv.geometry import PAGE_SIZE, pages_for
 
 
@@ -123,6 +124,23 @@ class StepPolicy(Protocol):
         """The step succeeded: remembers what later steps need."""
 
 
+class UnobservedStep:
+    """The part of a step that wants to know nothing of any layer's attention."""
+
+    def evidence(self, layer: int) -> Evidence:
+        """None of any layer."""
+        del layer
+        return Evidence.NONE
+
+    def observe(self, layer: int, evidence: torch.Tensor) -> None:
+        """Is not called: no evidence is wanted.
+
+        Raises:
+            AssertionError: it was called.
+        """
+        raise AssertionError(f"layer {layer} reported {tuple(evidence.shape)}, nothing was asked")
+
+
 class RowPolicy(Protocol):
     """A policy at work on one row."""
 
@@ -156,6 +174,19 @@ class PagePolicy(Protocol):
         Raises:
             ConfigError: the parameters do not fit the row's model.
         """
+
+
+def require_layers(full_layers: tuple[int, ...], *, num_layers: int) -> None:
+    """Checks that a model has every layer of F.
+
+    Raises:
+        ConfigError: F names a layer that the model does not have.
+    """
+    if full_layers[-1] >= num_layers:
+        raise ConfigError(
+            f"full_layers names layer {full_layers[-1]} of a model of {num_layers} layers "
+            f"(0..{num_layers - 1}): the profile belongs to another model; give layers of this one"
+        )
 
 
 def visible_slots(kv_length: int, num_selected: int) -> int:

@@ -1,8 +1,53 @@
-"""Roles of TidalDecode and LessIsMore: one layer chooses slots, a later one corrects the choice."""
+"""The common part of TidalDecode and LessIsMore: a layer chooses slots, a later one corrects them.
 
-from decode_service.sparsity.base import LayerRole
+Shapes: S rows of slot scores (a query head each), T slots of the row in one layer.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from decode_service.sparsity.base import Evidence, LayerRole, RowFacts, Selection
+from decode_service.sparsity.planner import PlannedRow
 from shared.errors import ConfigError
+from shared.kv.geometry import PAGE_SIZE
 from shared.types.methods import FIRST_CHOOSING_LAYER, SparsityParams
+
+
+class CorrectedPolicy(ABC):
+    """A method of two choosing layers that counts K in slots; a member writes `choose`.
+
+    Args:
+        params: page budget K; correction layer; whatever the member looks at.
+        num_layers: decoder layers of the model.
+
+    Raises:
+        ConfigError: the model has no room for the correction layer.
+    """
+
+    name: str
+    """Name in the registry."""
+    evidence = Evidence.PROBS
+
+    def __init__(self, params: SparsityParams, *, num_layers: int) -> None:
+        self.budget = PAGE_SIZE * params.page_budget
+        self._roles = correcting_roles(params, num_layers=num_layers)
+
+    def begin(self, facts: RowFacts, *, force: bool = False) -> PlannedRow:
+        """See `PagePolicy.begin`."""
+        return PlannedRow(facts=facts, roles=self._roles, chooser=self, force=force)
+
+    def board_rows(self, facts: RowFacts) -> int:
+        """One a query head, so that its ranking follows the positions into every layout."""
+        return facts.num_heads
+
+    def covers(self, length: int) -> bool:
+        """Whether the slots fit 16 K."""
+        return length <= self.budget
+
+    @abstractmethod
+    def choose(self, scores_ST: torch.Tensor) -> Selection:
+        """See `Chooser.choose`."""
 
 
 def correcting_roles(params: SparsityParams, *, num_layers: int) -> tuple[LayerRole, ...]:

@@ -10,11 +10,17 @@ Shapes: R rows of a selection (1, or a KV head each), S rows of slot scores, T s
 
 import torch
 
-from decode_service.sparsity.base import Evidence, RowFacts, RowPolicy, Selection, page_selection
+from decode_service.sparsity.base import (
+    Evidence,
+    RowFacts,
+    RowPolicy,
+    Selection,
+    page_selection,
+    require_layers,
+)
 from decode_service.sparsity.page_scores import page_sums, pages_for_mass, top_pages
 from decode_service.sparsity.planner import PlannedRow, layer_roles
 from decode_service.sparsity.refresh import RefreshedRow
-from shared.errors import ConfigError
 from shared.kv.geometry import pages_for
 from shared.types.methods import PageHeads, PageLayout, SparsityParams
 
@@ -37,23 +43,9 @@ class DeltaPolicy:
     evidence = Evidence.SCORES
 
     def __init__(self, params: SparsityParams, *, num_layers: int) -> None:
-        if params.full_layers[-1] >= num_layers:
-            raise ConfigError(
-                f"full_layers names layer {params.full_layers[-1]} of a model of {num_layers} "
-                f"layers (0..{num_layers - 1}): the profile belongs to another model"
-            )
+        require_layers(params.full_layers, num_layers=num_layers)
         self.params = params
         self._num_layers = num_layers
-
-    @classmethod
-    def build(cls, params: SparsityParams | None, *, num_layers: int) -> "DeltaPolicy":
-        """Makes the policy from a request's effective parameters, which must be given.
-
-        Raises:
-            ConfigError: F names a layer that the model does not have.
-        """
-        assert params is not None, "DELTA needs parameters"
-        return cls(params, num_layers=num_layers)
 
     def begin(self, facts: RowFacts, *, force: bool = False) -> RowPolicy:
         """See `PagePolicy.begin`."""

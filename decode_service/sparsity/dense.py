@@ -2,7 +2,7 @@
 
 import torch
 
-from decode_service.sparsity.base import Evidence, LayerKv, LayerRole, RowFacts, Selection
+from decode_service.sparsity.base import LayerKv, LayerRole, RowFacts, Selection, UnobservedStep
 from shared.types.methods import SparsityParams
 
 
@@ -10,19 +10,15 @@ class DensePolicy:
     """Every layer reads every slot.
 
     Args:
+        params: play no part.
         num_layers: decoder layers of the model.
     """
 
     name = "dense"
 
-    def __init__(self, *, num_layers: int) -> None:
-        self._row = DenseRow(num_layers=num_layers)
-
-    @classmethod
-    def build(cls, params: SparsityParams | None, *, num_layers: int) -> "DensePolicy":
-        """Makes the policy; it has no parameters, so those of a request play no part."""
+    def __init__(self, params: SparsityParams | None = None, *, num_layers: int) -> None:
         del params
-        return cls(num_layers=num_layers)
+        self._row = DenseRow(num_layers=num_layers)
 
     def begin(self, facts: RowFacts, *, force: bool = False) -> "DenseRow":
         """See `PagePolicy.begin`; there is nothing to force, and rows share one."""
@@ -48,26 +44,13 @@ class DenseRow:
         return self._step
 
 
-class DenseStep:
+class DenseStep(UnobservedStep):
     """Any step of full attention."""
-
-    def evidence(self, layer: int) -> Evidence:
-        """None of any layer."""
-        del layer
-        return Evidence.NONE
 
     def select(self, layer: int, q_HD: torch.Tensor, kv: LayerKv) -> Selection | None:
         """Every slot."""
         del layer, q_HD, kv
         return None
-
-    def observe(self, layer: int, evidence: torch.Tensor) -> None:
-        """Is not called: no evidence is wanted.
-
-        Raises:
-            AssertionError: it was called.
-        """
-        raise AssertionError(f"layer {layer} reported {tuple(evidence.shape)}, nothing was asked")
 
     def commit(self) -> None:
         """Nothing is remembered."""

@@ -44,12 +44,6 @@ class H2oPolicy:
         self._recent = max(1, int(self._budget * params.recent_share))
         self._roles = (LayerRole.SPARSE,) * num_layers
 
-    @classmethod
-    def build(cls, params: SparsityParams | None, *, num_layers: int) -> "H2oPolicy":
-        """Makes the policy from a request's effective parameters, which must be given."""
-        assert params is not None, "H2O needs parameters"
-        return cls(params, num_layers=num_layers)
-
     def begin(self, facts: RowFacts, *, force: bool = False) -> "H2oRow":
         """Takes up a row."""
         assert facts.num_layers == len(self._roles), "the policy was made for this model"

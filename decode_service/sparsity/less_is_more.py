@@ -12,15 +12,13 @@ Shapes: H query heads, T slots, M earlier slots, U slots of a selection.
 
 import torch
 
-from decode_service.sparsity.base import Evidence, RowFacts, Selection, slot_selection
-from decode_service.sparsity.correction import correcting_roles
-from decode_service.sparsity.planner import PlannedRow
-from shared.kv.geometry import PAGE_SIZE
+from decode_service.sparsity.base import Selection, slot_selection
+from decode_service.sparsity.correction import CorrectedPolicy
 from shared.types.methods import SparsityParams
 
 
-class LessIsMorePolicy:
-    """16 K slots: the last ones, and the union of the heads' best.
+class LessIsMorePolicy(CorrectedPolicy):
+    """16 K slots for all heads: the last ones, and the union of the heads' best.
 
     Args:
         params: page budget K, counted in slots; share of the last slots; correction layer.
@@ -33,44 +31,10 @@ class LessIsMorePolicy:
     name = "less_is_more"
 
     def __init__(self, params: SparsityParams, *, num_layers: int) -> None:
-        self._roles = correcting_roles(params, num_layers=num_layers)
-        budget = PAGE_SIZE * params.page_budget
+        super().__init__(params, num_layers=num_layers)
         # The fed token's slot is a recent one, so there is always one; rounded down, they never
         # fill the budget, since their share is below 1.
-        recent = max(1, int(budget * params.recent_share))
-        self._chooser = _UnitedSlots(budget=budget, recent=recent)
-
-    @classmethod
-    def build(cls, params: SparsityParams | None, *, num_layers: int) -> "LessIsMorePolicy":
-        """Makes the policy from a request's effective parameters, which must be given.
-
-        Raises:
-            ConfigError: the model has no room for the correction layer.
-        """
-        assert params is not None, "LessIsMore needs parameters"
-        return cls(params, num_layers=num_layers)
-
-    def begin(self, facts: RowFacts, *, force: bool = False) -> PlannedRow:
-        """Takes up a row."""
-        return PlannedRow(facts=facts, roles=self._roles, chooser=self._chooser, force=force)
-
-
-class _UnitedSlots:
-    """One set for all heads."""
-
-    evidence = Evidence.PROBS
-
-    def __init__(self, *, budget: int, recent: int) -> None:
-        self._budget = budget
-        self._recent = recent
-
-    def board_rows(self, facts: RowFacts) -> int:
-        """One a query head: their lists are united only when a layer reads."""
-        return facts.num_heads
-
-    def covers(self, length: int) -> bool:
-        """Whether the slots fit 16 K."""
-        return length <= self._budget
+        self._recent = max(1, int(self.budget * params.recent_share))
 
     def choose(self, scores_ST: torch.Tensor) -> Selection:
         """The last slots and the union of the best earlier ones."""
@@ -78,7 +42,7 @@ class _UnitedSlots:
         if self.covers(length):
             return slot_selection(torch.arange(length, device=scores_ST.device)[None])
         earlier = length - self._recent
-        best_U = united(scores_ST[:, :earlier], count=self._budget - self._recent)
+        best_U = united(scores_ST[:, :earlier], count=self.budget - self._recent)
         last_U = torch.arange(earlier, length, device=scores_ST.device)
         return slot_selection(torch.cat((best_U, last_U))[None])
 

@@ -10,51 +10,20 @@ Shapes: H query heads, G KV heads, R query heads of one KV head, T slots, D head
 
 import torch
 
-from decode_service.sparsity.base import RowFacts
 from decode_service.sparsity.page_scores import page_sums, token_scores, top_pages
-from decode_service.sparsity.stateless import Reading, StatelessRow, full_or_sparse
-from shared.types.methods import SparsityParams
+from decode_service.sparsity.stateless import Reading, StatelessPolicy
 
 
-class OracleTopkPolicy:
-    """Page 0, the last L pages and the truly best of the others, K in all.
-
-    Args:
-        params: F, page budget K, recency pages L.
-        num_layers: decoder layers of the model.
-
-    Raises:
-        ConfigError: F names a layer that the model does not have.
-    """
+class OracleTopkPolicy(StatelessPolicy):
+    """Page 0, the last L pages and the truly best of the others, K in all."""
 
     name = "oracle_topk"
 
-    def __init__(self, params: SparsityParams, *, num_layers: int) -> None:
-        self._params = params
-        self._roles = full_or_sparse(params.full_layers, num_layers=num_layers)
-
-    @classmethod
-    def build(cls, params: SparsityParams | None, *, num_layers: int) -> "OracleTopkPolicy":
-        """Makes the policy from a request's effective parameters, which must be given.
-
-        Raises:
-            ConfigError: F names a layer that the model does not have.
-        """
-        assert params is not None, "the oracle needs parameters"
-        return cls(params, num_layers=num_layers)
-
-    def begin(self, facts: RowFacts, *, force: bool = False) -> StatelessRow:
-        """Takes up a row; it keeps nothing of it."""
-        del facts
-        return StatelessRow(
-            roles=self._roles, budget=self._params.page_budget, choose=self._pages, force=force
-        )
-
-    def _pages(self, reading: Reading) -> torch.Tensor:
+    def pages(self, reading: Reading) -> torch.Tensor:
         """The best pages by `true_page_scores`, [min(P, K)]."""
         scores_1P = true_page_scores(reading.q_HD, reading.kv.keys())[None]
         pages_1U = top_pages(
-            scores_1P, budget=self._params.page_budget, recency=self._params.recency_pages
+            scores_1P, budget=self.params.page_budget, recency=self.params.recency_pages
         )
         return pages_1U[0]
 

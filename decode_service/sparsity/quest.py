@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from decode_service.sparsity.base import (
-    Evidence,
     LayerKv,
     LayerRole,
     RowFacts,
     Selection,
+    UnobservedStep,
     page_selection,
 )
 from decode_service.sparsity.page_bounds import PageBounds, logit_bounds
@@ -38,33 +38,18 @@ class QuestPolicy:
     Args:
         params: page budget K; no other field is read.
         num_layers: decoder layers of the model.
-        heads: whether a choice is made once a KV head or once for all.
     """
 
-    def __init__(self, params: SparsityParams, *, num_layers: int, heads: PageHeads) -> None:
+    name = "quest"
+    heads = PageHeads.KV_HEAD
+    """Whether a choice is made once a KV head or once for all."""
+
+    def __init__(self, params: SparsityParams, *, num_layers: int) -> None:
         self._budget = params.page_budget
-        self._heads = heads
         self._roles = tuple(
             LayerRole.FULL if layer < DENSE_LAYERS else LayerRole.SPARSE
             for layer in range(num_layers)
         )
-
-    @classmethod
-    def build(cls, params: SparsityParams | None, *, num_layers: int) -> "QuestPolicy":
-        """A choice a KV head; parameters must be given."""
-        assert params is not None, "Quest needs parameters"
-        return cls(params, num_layers=num_layers, heads=PageHeads.KV_HEAD)
-
-    @classmethod
-    def build_shared(cls, params: SparsityParams | None, *, num_layers: int) -> "QuestPolicy":
-        """One choice for all heads; parameters must be given."""
-        assert params is not None, "Quest needs parameters"
-        return cls(params, num_layers=num_layers, heads=PageHeads.SHARED)
-
-    @property
-    def name(self) -> str:
-        """`quest` or `quest_shared`."""
-        return "quest" if self._heads is PageHeads.KV_HEAD else "quest_shared"
 
     def begin(self, facts: RowFacts, *, force: bool = False) -> "QuestRow":
         """Takes up a row."""
@@ -72,10 +57,17 @@ class QuestPolicy:
         return QuestRow(
             roles=self._roles,
             budget=self._budget,
-            heads=self._heads,
+            heads=self.heads,
             force=force,
             bounds=tuple(PageBounds() for _ in self._roles),
         )
+
+
+class SharedQuestPolicy(QuestPolicy):
+    """Quest with one choice for all heads."""
+
+    name = "quest_shared"
+    heads = PageHeads.SHARED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +91,7 @@ class QuestRow:
         return QuestStep(self)
 
 
-class QuestStep:
+class QuestStep(UnobservedStep):
     """One step.
 
     Args:
@@ -109,11 +101,6 @@ class QuestStep:
     def __init__(self, row: QuestRow) -> None:
         self._row = row
         self._covered: dict[int, int] = {}
-
-    def evidence(self, layer: int) -> Evidence:
-        """Nothing: the keys' bounds say it all."""
-        del layer
-        return Evidence.NONE
 
     def select(self, layer: int, q_HD: torch.Tensor, kv: LayerKv) -> Selection | None:
         """The last page and the most promising of the others."""
@@ -128,12 +115,6 @@ class QuestStep:
         earlier_RU = best_units(scores_RP, count=min(num_pages, row.budget) - 1)
         last_RU = earlier_RU.new_full((earlier_RU.shape[0], 1), num_pages - 1)
         return page_selection(torch.cat((earlier_RU, last_RU), dim=1), kv_length=kv.length)
-
-    def observe(self, layer: int, evidence: torch.Tensor) -> None:
-        """Never called, since no evidence is wanted."""
-        raise AssertionError(
-            f"layer {layer} was given evidence {tuple(evidence.shape)} that nobody asked for"
-        )
 
     def commit(self) -> None:
         """Keeps the bounds of the pages that became full."""

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 import torch
 
 from decode_service.sparsity.base import (
-    Evidence,
     LayerKv,
     LayerRole,
     RowFacts,
     Selection,
+    UnobservedStep,
     page_selection,
 )
 from decode_service.sparsity.page_bounds import PageBounds, logit_bounds
@@ -48,12 +48,6 @@ class RaasPolicy:
     def __init__(self, params: SparsityParams, *, num_layers: int) -> None:
         self._params = params
         self._roles = (LayerRole.SPARSE,) * num_layers
-
-    @classmethod
-    def build(cls, params: SparsityParams | None, *, num_layers: int) -> "RaasPolicy":
-        """Makes the policy from a request's effective parameters, which must be given."""
-        assert params is not None, "RaaS needs parameters"
-        return cls(params, num_layers=num_layers)
 
     def begin(self, facts: RowFacts, *, force: bool = False) -> "RaasRow":
         """Takes up a row."""
@@ -123,7 +117,7 @@ class _Outcome:
     """Pages whose bounds are final; 0 where no bounds were needed."""
 
 
-class RaasStep:
+class RaasStep(UnobservedStep):
     """One step.
 
     Args:
@@ -135,11 +129,6 @@ class RaasStep:
         self._row = row
         self._now = now
         self._outcomes: dict[int, _Outcome] = {}
-
-    def evidence(self, layer: int) -> Evidence:
-        """Nothing: attention is estimated from the keys' bounds."""
-        del layer
-        return Evidence.NONE
 
     def select(self, layer: int, q_HD: torch.Tensor, kv: LayerKv) -> Selection | None:
         """The prompt's pages and those of the answer that are left once the stamps are new."""
@@ -160,12 +149,6 @@ class RaasStep:
         if pages_U.shape[0] == num_pages and not self._row.force:
             return None
         return page_selection(pages_U[None], kv_length=kv.length)
-
-    def observe(self, layer: int, evidence: torch.Tensor) -> None:
-        """Never called, since no evidence is wanted."""
-        raise AssertionError(
-            f"layer {layer} was given evidence {tuple(evidence.shape)} that nobody asked for"
-        )
 
     def commit(self) -> None:
         """Stamps and hidings become the layers' memory."""

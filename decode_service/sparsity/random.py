@@ -12,55 +12,24 @@ from hashlib import blake2b
 
 import torch
 
-from decode_service.sparsity.base import RowFacts
-from decode_service.sparsity.stateless import Reading, StatelessRow, full_or_sparse
-from shared.types.methods import SparsityParams
+from decode_service.sparsity.stateless import Reading, StatelessPolicy
 
 _SEED_BYTES = 4
 """Torch's generator on the CPU takes no more of a seed."""
 
 
-class RandomPolicy:
-    """Page 0, the last L pages, and others by lot, K in all.
-
-    Args:
-        params: F, page budget K, recency pages L, seed.
-        num_layers: decoder layers of the model.
-
-    Raises:
-        ConfigError: F names a layer that the model does not have.
-    """
+class RandomPolicy(StatelessPolicy):
+    """Page 0, the last L pages, and others by lot, K in all."""
 
     name = "random"
 
-    def __init__(self, params: SparsityParams, *, num_layers: int) -> None:
-        self._params = params
-        self._roles = full_or_sparse(params.full_layers, num_layers=num_layers)
-
-    @classmethod
-    def build(cls, params: SparsityParams | None, *, num_layers: int) -> "RandomPolicy":
-        """Makes the policy from a request's effective parameters, which must be given.
-
-        Raises:
-            ConfigError: F names a layer that the model does not have.
-        """
-        assert params is not None, "random needs parameters"
-        return cls(params, num_layers=num_layers)
-
-    def begin(self, facts: RowFacts, *, force: bool = False) -> StatelessRow:
-        """Takes up a row; it keeps nothing of it."""
-        del facts
-        return StatelessRow(
-            roles=self._roles, budget=self._params.page_budget, choose=self._pages, force=force
-        )
-
-    def _pages(self, reading: Reading) -> torch.Tensor:
+    def pages(self, reading: Reading) -> torch.Tensor:
         """Forced pages and drawn ones, [min(P, K)]; drawn on the CPU, so equal on every device."""
-        budget, recency = self._params.page_budget, self._params.recency_pages
+        budget, recency = self.params.page_budget, self.params.recency_pages
         num_pages = reading.num_pages
         if num_pages <= budget:
             return torch.arange(num_pages, device=reading.q_HD.device)
-        label = f"{self._params.seed}/{reading.generated}/{reading.layer}".encode()
+        label = f"{self.params.seed}/{reading.generated}/{reading.layer}".encode()
         digest = blake2b(label, digest_size=_SEED_BYTES).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         # Pages 1..P-L-1 are free; all of them are shuffled and the first few win.

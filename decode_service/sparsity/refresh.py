@@ -5,7 +5,13 @@ Shapes: R rows of a selection, U pages chosen, T slots of the row in one layer.
 
 import torch
 
-from decode_service.sparsity.base import Evidence, LayerKv, Selection, StepPolicy, page_selection
+from decode_service.sparsity.base import (
+    LayerKv,
+    Selection,
+    StepPolicy,
+    UnobservedStep,
+    page_selection,
+)
 from decode_service.sparsity.planner import ChoiceKey, PlannedRow, PlannedStep
 from shared.kv.geometry import pages_for
 
@@ -72,7 +78,7 @@ class ChoosingStep(PlannedStep):
         self._memory.remember(self.choices, generated=self._generated)
 
 
-class RecallingStep:
+class RecallingStep(UnobservedStep):
     """A step that reads the pages of the last choice, and those that are recent now.
 
     Args:
@@ -86,11 +92,6 @@ class RecallingStep:
         self._selected = memory.row.selected_layers(generated=generated)
         self._recalled: dict[ChoiceKey, Selection] = {}
 
-    def evidence(self, layer: int) -> Evidence:
-        """None of any layer."""
-        del layer
-        return Evidence.NONE
-
     def select(self, layer: int, q_HD: torch.Tensor, kv: LayerKv) -> Selection | None:
         """See `StepPolicy.select`; the query and the keys play no part."""
         if layer not in self._selected:
@@ -100,14 +101,6 @@ class RecallingStep:
             pages_RU = self._pages(key, device=q_HD.device)
             self._recalled[key] = page_selection(pages_RU, kv_length=kv.length)
         return self._recalled[key]
-
-    def observe(self, layer: int, evidence: torch.Tensor) -> None:
-        """Is not called: no evidence is wanted.
-
-        Raises:
-            AssertionError: it was called.
-        """
-        raise AssertionError(f"layer {layer} reported {tuple(evidence.shape)}, nothing was asked")
 
     def commit(self) -> None:
         """The memory stands until the next choice."""

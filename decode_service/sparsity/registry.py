@@ -8,7 +8,7 @@ from decode_service.sparsity.dense import DensePolicy
 from decode_service.sparsity.h2o import H2oPolicy
 from decode_service.sparsity.less_is_more import LessIsMorePolicy
 from decode_service.sparsity.oracle_topk import OracleTopkPolicy
-from decode_service.sparsity.quest import QuestPolicy
+from decode_service.sparsity.quest import QuestPolicy, SharedQuestPolicy
 from decode_service.sparsity.raas import RaasPolicy
 from decode_service.sparsity.random import RandomPolicy
 from decode_service.sparsity.recency import RecencyPolicy
@@ -21,7 +21,7 @@ from shared.types.methods import SparsityParams
 class PolicyFactory(Protocol):
     """Makes a policy for one request."""
 
-    def __call__(self, params: SparsityParams | None, *, num_layers: int) -> PagePolicy:
+    def __call__(self, params: SparsityParams, *, num_layers: int) -> PagePolicy:
         """Makes it from the request's effective parameters.
 
         Raises:
@@ -32,18 +32,18 @@ class PolicyFactory(Protocol):
 def page_policies() -> Registry[PolicyFactory]:
     """Every policy by name."""
     registry: Registry[PolicyFactory] = Registry("page policy")
-    registry.register(DensePolicy.name, DensePolicy.build)
-    registry.register(DeltaPolicy.name, DeltaPolicy.build)
-    registry.register("quest", QuestPolicy.build)
-    registry.register("quest_shared", QuestPolicy.build_shared)
-    registry.register(RaasPolicy.name, RaasPolicy.build)
-    registry.register(TidalPolicy.name, TidalPolicy.build)
-    registry.register(LessIsMorePolicy.name, LessIsMorePolicy.build)
-    registry.register(H2oPolicy.name, H2oPolicy.build)
-    registry.register(StreamingPolicy.name, StreamingPolicy.build)
-    registry.register(RecencyPolicy.name, RecencyPolicy.build)
-    registry.register(RandomPolicy.name, RandomPolicy.build)
-    registry.register(OracleTopkPolicy.name, OracleTopkPolicy.build)
+    registry.register(DensePolicy.name, DensePolicy)
+    registry.register(DeltaPolicy.name, DeltaPolicy)
+    registry.register(QuestPolicy.name, QuestPolicy)
+    registry.register(SharedQuestPolicy.name, SharedQuestPolicy)
+    registry.register(RaasPolicy.name, RaasPolicy)
+    registry.register(TidalPolicy.name, TidalPolicy)
+    registry.register(LessIsMorePolicy.name, LessIsMorePolicy)
+    registry.register(H2oPolicy.name, H2oPolicy)
+    registry.register(StreamingPolicy.name, StreamingPolicy)
+    registry.register(RecencyPolicy.name, RecencyPolicy)
+    registry.register(RandomPolicy.name, RandomPolicy)
+    registry.register(OracleTopkPolicy.name, OracleTopkPolicy)
     return registry
 
 
@@ -53,5 +53,6 @@ def policy_for(params: SparsityParams | None, *, num_layers: int) -> PagePolicy:
     Raises:
         ConfigError: no policy has this name, or the parameters do not fit the model.
     """
-    name = DensePolicy.name if params is None else params.policy
-    return page_policies().get(name)(params, num_layers=num_layers)
+    if params is None:
+        return DensePolicy(num_layers=num_layers)
+    return page_policies().get(params.policy)(params, num_layers=num_layers)

@@ -1,4 +1,4 @@
-"""Rows of the policies that choose pages and remember nothing.
+"""The common part of the policies that choose pages and remember nothing.
 
 Every full layer reads everything, every other layer asks the policy for its pages at the moment it
 reads, and no step leaves anything to the next.
@@ -6,20 +6,23 @@ reads, and no step leaves anything to the next.
 Shapes: H query heads, D head size, U pages of a selection.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from decode_service.sparsity.base import (
-    Evidence,
     LayerKv,
     LayerRole,
+    RowFacts,
     Selection,
+    UnobservedStep,
     page_selection,
+    require_layers,
 )
-from shared.errors import ConfigError
 from shared.kv.geometry import pages_for
+from shared.types.methods import SparsityParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,53 @@ class Reading:
         return pages_for(self.kv.length)
 
 
+class StatelessPolicy(ABC):
+    """A method that chooses a layer's pages when the layer reads; a member writes `pages`.
+
+    Full layers are those of DELTA, so that the two differ in the choice alone.
+
+    Args:
+        params: F, page budget K and whatever the member looks at.
+        num_layers: decoder layers of the model.
+
+    Raises:
+        ConfigError: F names a layer that the model does not have.
+    """
+
+    name: str
+    """Name in the registry."""
+
+    def __init__(self, params: SparsityParams, *, num_layers: int) -> None:
+        self.params = params
+        self._roles = self.layer_roles(num_layers)
+
+    def begin(self, facts: RowFacts, *, force: bool = False) -> "StatelessRow":
+        """See `PagePolicy.begin`; nothing is kept of the row."""
+        assert facts.num_layers == len(self._roles), "the policy was made for this model"
+        return StatelessRow(
+            roles=self._roles, budget=self.params.page_budget, choose=self.pages, force=force
+        )
+
+    def layer_roles(self, num_layers: int) -> tuple[LayerRole, ...]:
+        """FULL for the layers of F, SPARSE for the others; nobody plans for anybody.
+
+        Raises:
+            ConfigError: F names a layer that the model does not have.
+        """
+        require_layers(self.params.full_layers, num_layers=num_layers)
+        full = frozenset(self.params.full_layers)
+        return tuple(
+            LayerRole.FULL if layer in full else LayerRole.SPARSE for layer in range(num_layers)
+        )
+
+    @abstractmethod
+    def pages(self, reading: Reading) -> torch.Tensor:
+        """Pages that a layer reads, int64 [U], ascending, the last page at the end.
+
+        Asked only where the layer holds more than K pages, or where selecting is forced.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatelessRow:
     """One row, or any number of them: nothing here changes."""
@@ -50,8 +100,7 @@ class StatelessRow:
     budget: int
     """K: layers of at most that many pages are read whole."""
     choose: Callable[[Reading], torch.Tensor]
-    """Pages that a layer reads, int64 [U], ascending, the last page at the end. Asked only where
-    the layer holds more than `budget` pages, or where selecting is forced."""
+    """See `StatelessPolicy.pages`."""
     force: bool
     """Ask also where the budget covers every page."""
 
@@ -60,7 +109,7 @@ class StatelessRow:
         return StatelessStep(self, generated=generated)
 
 
-class StatelessStep:
+class StatelessStep(UnobservedStep):
     """One step.
 
     Args:
@@ -72,11 +121,6 @@ class StatelessStep:
         self._row = row
         self._generated = generated
 
-    def evidence(self, layer: int) -> Evidence:
-        """Nothing: a choice is made from the layer's own query and keys, or from neither."""
-        del layer
-        return Evidence.NONE
-
     def select(self, layer: int, q_HD: torch.Tensor, kv: LayerKv) -> Selection | None:
         """The policy's pages; None for a full layer and for one within the budget."""
         row = self._row
@@ -87,28 +131,5 @@ class StatelessStep:
             return None
         return page_selection(row.choose(reading)[None], kv_length=kv.length)
 
-    def observe(self, layer: int, evidence: torch.Tensor) -> None:
-        """Never called, since no evidence is wanted."""
-        raise AssertionError(
-            f"layer {layer} was given evidence {tuple(evidence.shape)} that nobody asked for"
-        )
-
     def commit(self) -> None:
         """Nothing to remember."""
-
-
-def full_or_sparse(full_layers: tuple[int, ...], *, num_layers: int) -> tuple[LayerRole, ...]:
-    """FULL for the layers of F, SPARSE for the others; nobody plans for anybody.
-
-    Raises:
-        ConfigError: F names a layer that the model does not have.
-    """
-    if full_layers[-1] >= num_layers:
-        raise ConfigError(
-            f"full_layers names layer {full_layers[-1]} of a model of {num_layers} layers "
-            f"(0..{num_layers - 1}): the profile belongs to another model; give layers of this one"
-        )
-    full = frozenset(full_layers)
-    return tuple(
-        LayerRole.FULL if layer in full else LayerRole.SPARSE for layer in range(num_layers)
-    )

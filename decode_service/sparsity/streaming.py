@@ -13,44 +13,22 @@ Shapes: U pages of a selection.
 
 import torch
 
-from decode_service.sparsity.base import LayerRole, RowFacts
-from decode_service.sparsity.stateless import Reading, StatelessRow
-from shared.types.methods import SparsityParams
+from decode_service.sparsity.base import LayerRole
+from decode_service.sparsity.stateless import Reading, StatelessPolicy
 
 
-class StreamingPolicy:
-    """No layer is full, whatever F says.
-
-    Args:
-        params: page budget K.
-        num_layers: decoder layers of the model.
-    """
+class StreamingPolicy(StatelessPolicy):
+    """No layer is full, whatever F says."""
 
     name = "streaming"
 
-    def __init__(self, params: SparsityParams, *, num_layers: int) -> None:
-        self._budget = params.page_budget
-        self._num_layers = num_layers
+    def layer_roles(self, num_layers: int) -> tuple[LayerRole, ...]:
+        """SPARSE, every one."""
+        return (LayerRole.SPARSE,) * num_layers
 
-    @classmethod
-    def build(cls, params: SparsityParams | None, *, num_layers: int) -> "StreamingPolicy":
-        """Makes the policy from a request's effective parameters, which must be given."""
-        assert params is not None, "streaming needs parameters"
-        return cls(params, num_layers=num_layers)
-
-    def begin(self, facts: RowFacts, *, force: bool = False) -> StatelessRow:
-        """Takes up a row; it keeps nothing of it."""
-        del facts
-        return StatelessRow(
-            roles=(LayerRole.SPARSE,) * self._num_layers,
-            budget=self._budget,
-            choose=self._pages,
-            force=force,
-        )
-
-    def _pages(self, reading: Reading) -> torch.Tensor:
+    def pages(self, reading: Reading) -> torch.Tensor:
         """Page 0 and the last K - 1, [min(P, K)]."""
-        count = min(reading.num_pages, self._budget)
+        count = min(reading.num_pages, self.params.page_budget)
         first = reading.num_pages - count
         pages_U = torch.arange(first, reading.num_pages, device=reading.q_HD.device)
         pages_U[0] = 0

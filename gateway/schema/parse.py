@@ -91,9 +91,11 @@ def _check_combinations(body: GenerationBody, value: dict[str, Any]) -> None:
             "top_logprobs was sent without logprobs; set logprobs to true", param="top_logprobs"
         )
     pages = body.tandem
-    if pages is not None and (pages.page_budget or 2**31) < (pages.recency_pages or 1) + 2:
+    # Of one that was not sent only the workers know the value: their profile's.
+    budget, recent = (pages.page_budget, pages.recency_pages) if pages else (None, None)
+    if budget is not None and recent is not None and budget < recent + 2:
         raise InvalidRequestError(
-            f"tandem.page_budget is {pages.page_budget}, too small beside {pages.recency_pages} "
+            f"tandem.page_budget is {budget}, too small beside {recent} "
             "recency pages, page 0 and one chosen page; raise it or lower tandem.recency_pages",
             param="tandem.page_budget",
         )

@@ -4,8 +4,9 @@ python -m loadtest.quality.calibrate --model smollm2 --device cuda --out profile
 
 Every depth is measured in three ways on prompts with known needles, or a user's own: how well the
 pruning score agrees with the answer-informed oracle, whether the kept tokens hold the needle, and
-whether the answer stays as it was. Δ-layers are chosen by how much of the attention of the layers
-after them lies in the pages that they choose. The same arguments on the same machine give the same
+whether the answer stays as it was. Δ-layers are proposed by how much of the attention of the layers
+after them lies in the pages that they choose, and by where attention shifts; the proposal that
+decodes closest to dense wins. The same arguments on the same machine give the same
 file.
 """
 
@@ -35,13 +36,14 @@ from loadtest.quality.delta_profile import (
 from loadtest.quality.delta_settings import (
     DEFAULT_DELTA_SAMPLES,
     DEFAULT_FULL_LAYERS,
+    DEFAULT_KL_SAMPLES,
     DeltaSettings,
 )
 from shared.config.exit_codes import exit_code_for
 from shared.errors import ConfigError, TandemError
 from shared.model.profile import PAPER, base_profile, calibrated_path, profile_path
 from shared.model.profile_record import ModelProfile
-from shared.model.profile_toml import profile_text, read_evidence
+from shared.model.profile_toml import profile_text, read_comment, read_evidence
 from shared.model.weights import LoadedModel, load_model
 
 
@@ -92,9 +94,11 @@ def run_calibration(
     samples = (
         delta_samples(loaded, settings=settings, params=params) if settings.measures_delta else []
     )
-    curves = _kept(loaded, settings, cache_dir) if settings.sparsity_only else {}
+    comment, curves = "", dict[str, Any]()
     found = None
-    if not settings.sparsity_only:
+    if settings.sparsity_only:
+        comment, curves = _kept(loaded, settings, cache_dir)
+    else:
         found = calibrate(loaded, settings=settings, progress=progress)
     delta = None
     if samples:
@@ -109,11 +113,10 @@ def run_calibration(
         curves[CURVES] = delta_evidence(
             delta,
             loaded,
-            shipped=base_profile(loaded.model.config).sparsity.full_layers,
             command=settings.command,
             commit=commit,
         )
-    write_profile(path, profile_text(profile, evidence=curves))
+    write_profile(path, profile_text(profile, evidence=curves, comment=comment))
     return WrittenProfile(path=path, profile=profile, found=found, delta=delta)
 
 
@@ -129,15 +132,15 @@ def _profile(
 
 def _kept(
     loaded: LoadedModel, settings: CalibrationSettings, cache_dir: Path | None
-) -> dict[str, Any]:
-    """The evidence of the profile that was loaded."""
+) -> tuple[str, dict[str, Any]]:
+    """The leading comment and the evidence of the profile that was loaded."""
     path = profile_path(
         settings.profile,
         config=loaded.model.config,
         model_hash=loaded.model.identity(loaded.name).model_hash,
         cache_dir=cache_dir,
     )
-    return {} if path is None else read_evidence(path)
+    return ("", {}) if path is None else (read_comment(path), read_evidence(path))
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
@@ -172,6 +175,8 @@ def main(argv: Sequence[str]) -> int:
                 samples=given.delta_samples,
                 full_layers=given.full_layers,
                 page_budget=given.page_budget,
+                kl_samples=given.kl_samples,
+                refine=given.refine,
             ),
             sparsity_only=given.sparsity_only,
             profile=given.profile,
@@ -202,6 +207,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--delta-samples", type=int, default=DEFAULT_DELTA_SAMPLES, help="0: keep the Δ-layers")
     add("--full-layers", type=int, default=DEFAULT_FULL_LAYERS, help="how many, 0 and 1 included")
     add("--page-budget", type=int, help="K; the base profile's without it")
+    add("--kl-samples", type=int, default=DEFAULT_KL_SAMPLES, help="0: recall alone decides")
+    add("--refine", type=int, default=0, help="rounds that move Δ-layers while it helps")
     add(
         "--sparsity-only", action="store_true", help="Δ-layers alone; the rest of the profile stays"
     )
@@ -245,12 +252,13 @@ def _pruning_summary(found: Calibration, profile: ModelProfile) -> str:
 
 
 def _delta_summary(delta: DeltaCalibration) -> str:
-    recall, low = delta.curves.recall_YY.tolist(), delta.curves.recall_low_YY.tolist()
-    sets = {"chosen by recall": delta.by_recall, "by the paper's shift": delta.by_shift}
+    recall = delta.curves.recall_YY.tolist()
     told = [
-        f"full layers {','.join(map(str, layers))} ({name}): recall "
-        f"{expected_recall(layers, recall):.3f}, 10th percentile {expected_recall(layers, low):.3f}"
-        for name, layers in sets.items()
+        f"full layers {','.join(map(str, one.full_layers))} by {one.rule}"
+        f"{' (chosen)' if one is delta.best else ''}: recall "
+        f"{expected_recall(one.full_layers, recall):.3f}"
+        + (f", KL {one.closeness.kl:.4f}" if one.closeness is not None else "")
+        for one in delta.candidates
     ]
     where = (
         f"{delta.num_samples} samples, {delta.num_steps} steps, {delta.params.page_budget} pages"

@@ -3,17 +3,23 @@
 Shapes: Y layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loadtest.quality.answer import generate
 from loadtest.quality.calibrate_samples import read_samples
 from loadtest.quality.calibrate_settings import CalibrationSettings
 from loadtest.quality.delta_attention import record_steps, spread_steps
-from loadtest.quality.delta_choice import check_count, layers_by_recall, layers_by_shift
+from loadtest.quality.delta_candidates import (
+    DeltaCandidate,
+    Progress,
+    SetDecoding,
+    proposed,
+    rounded_kl,
+)
+from loadtest.quality.delta_choice import check_count
 from loadtest.quality.delta_curves import LayerCurves, mean_curves, step_curves
+from loadtest.quality.delta_measure import WHOLE, tail_of
 from loadtest.quality.delta_samples import (
-    ANSWER_TOKENS,
     DELTA_LENGTHS,
     LONGEST_TAIL,
     DeltaSample,
@@ -22,25 +28,23 @@ from loadtest.quality.delta_samples import (
 )
 from loadtest.quality.tail import PromptKv
 from loadtest.quality.tasks.prompt import PromptWriter
-from prefill_service.engine.evaluate import EvaluatedPrompt, rank_and_prefill
+from prefill_service.engine.evaluate import rank_and_prefill
 from shared.errors import ConfigError
 from shared.kv.geometry import PAGE_SIZE
 from shared.model.attention import PrefillAttention
 from shared.model.probe import probe_attention
+from shared.model.profile import base_profile
 from shared.model.transformer import Transformer
 from shared.model.weights import LoadedModel
 from shared.tokenizer.tokenizer import Tokenizer
-from shared.types.methods import PruningParams, SparsityParams
+from shared.types.methods import SparsityParams
 
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many samples are done, and how many there are."""
 STAGE = "Δ-layers"
-_WHOLE = PruningParams(pruning_layer=0, ranker="full", keep_rate=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaCalibration:
-    """What was measured, and the sets of full layers that it leads to."""
+    """What was measured, and what was chosen."""
 
     params: SparsityParams
     """Of the choice: K and L are its; its full layers are those of the profile it began from."""
@@ -50,17 +54,21 @@ class DeltaCalibration:
     """Decode steps recorded, of all samples."""
     curves: LayerCurves
     """Means over samples."""
-    by_recall: tuple[int, ...]
-    """Full layers with the highest mean recall; what the profile takes."""
-    by_low_recall: tuple[int, ...]
-    """The same by the 10th percentile of recall."""
-    by_shift: tuple[int, ...]
-    """Full layers by the paper's rule."""
+    candidates: Sequence[DeltaCandidate]
+    """One a rule, in the order of preference among equals; then those of the refinement."""
+
+    @property
+    def best(self) -> DeltaCandidate:
+        """The closest to dense; the first where none was decoded with."""
+        return min(
+            self.candidates,
+            key=lambda one: 0.0 if one.closeness is None else rounded_kl(one),
+        )
 
     @property
     def chosen(self) -> SparsityParams:
         """What the profile takes."""
-        return replace(self.params, full_layers=self.by_recall)
+        return replace(self.params, full_layers=self.best.full_layers)
 
 
 def delta_samples(
@@ -140,15 +148,26 @@ def calibrate_delta(
             "decode step to look at; give other prompts or generated samples"
         )
     curves = mean_curves(found)
-    count, turn = settings.delta.full_layers, curves.turn_Y.tolist()
+    candidates = proposed(
+        curves,
+        count=settings.delta.full_layers,
+        shipped=base_profile(loaded.model.config).sparsity.full_layers,
+    )
+    if settings.delta.kl_samples:
+        decoding = SetDecoding(
+            model=loaded.model,
+            samples=samples[: settings.delta.kl_samples],
+            settings=settings.delta,
+            params=params,
+            progress=progress,
+        )
+        candidates = decoding.refined(decoding.measured(candidates))
     return DeltaCalibration(
         params=params,
         num_samples=len(found),
         num_steps=sum(map(len, found)),
         curves=curves,
-        by_recall=layers_by_recall(curves.recall_YY.tolist(), turn, count=count),
-        by_low_recall=layers_by_recall(curves.recall_low_YY.tolist(), turn, count=count),
-        by_shift=layers_by_shift(curves.shift_Y.tolist(), count=count),
+        candidates=candidates,
     )
 
 
@@ -161,8 +180,8 @@ def _sample_curves(
     params: SparsityParams,
 ) -> list[LayerCurves]:
     """Curves of a sample's recorded steps; none where the model's answer is empty."""
-    full = rank_and_prefill(model, attention=attention, token_ids=sample.prompt_ids, params=_WHOLE)
-    tail_ids = sample.tail_ids or _answer(model, full)
+    full = rank_and_prefill(model, attention=attention, token_ids=sample.prompt_ids, params=WHOLE)
+    tail_ids = tail_of(model, full, sample)
     if not tail_ids:
         return []
     recorded = record_steps(
@@ -175,9 +194,3 @@ def _sample_curves(
         step_curves(step, page_budget=params.page_budget, recency_pages=params.recency_pages)
         for step in recorded
     ]
-
-
-def _answer(model: Transformer, full: EvaluatedPrompt) -> tuple[int, ...]:
-    return tuple(
-        generate(model, full, max_tokens=ANSWER_TOKENS, stop_ids=model.config.eos_token_ids)
-    )

@@ -1,7 +1,7 @@
 """Chooses full layers from curves by layer: rules only, no model.
 
 Layers 0 and 1 are full and plan nothing, so layer 2 is always the first Δ-layer: the first layer
-that reads a choice needs one before it that made it.
+that reads a choice needs one before it that made it. The last layer has none to choose for.
 """
 
 from collections.abc import Sequence
@@ -49,15 +49,15 @@ def layers_by_shift(shift: Curve, *, count: int) -> tuple[int, ...]:
     gap = num_layers / (2 * num_delta)
     peaks = [
         layer
-        for layer in range(FIRST_DELTA + 1, num_layers)
-        if shift[layer] >= shift[layer - 1]
-        and (layer + 1 == num_layers or shift[layer] >= shift[layer + 1])
+        for layer in range(FIRST_DELTA + 1, num_layers - 1)
+        if shift[layer - 1] <= shift[layer] >= shift[layer + 1]
     ]
     chosen = [FIRST_DELTA]
-    for layers, distance in ((peaks, gap), (range(num_layers), gap), (range(num_layers), 1.0)):
+    others = range(FIRST_DELTA + 1, num_layers - 1)
+    for layers, distance in ((peaks, gap), (others, gap), (others, 1.0)):
         for layer in sorted(layers, key=lambda index: (-shift[index], index)):
             apart = all(abs(layer - other) >= distance for other in chosen)
-            if len(chosen) < num_delta and layer > FIRST_DELTA and apart:
+            if len(chosen) < num_delta and apart:
                 chosen.append(layer)
     return (*WARM_LAYERS, *sorted(chosen))
 
@@ -85,13 +85,24 @@ def layers_by_recall(recall: Matrix, weights: Curve, *, count: int) -> tuple[int
                 ),
                 key=_Chain.rank,
             )
-            for layer in range(min(best) + 1, num_layers)
+            for layer in range(min(best) + 1, num_layers - 1)
         }
     ended = [
         chain.then(num_layers, _served(recall, weights, by=last, until=num_layers))
         for last, chain in best.items()
     ]
     return (*WARM_LAYERS, *max(ended, key=_Chain.rank).layers[:-1])
+
+
+def neighbours(full_layers: Sequence[int], *, num_layers: int) -> list[tuple[int, ...]]:
+    """The sets with one Δ-layer, other than the first, moved by one or two layers."""
+    found: dict[tuple[int, ...], None] = {}
+    for layer in full_layers:
+        for moved in (layer - 2, layer - 1, layer + 1, layer + 2):
+            fits = FIRST_DELTA < moved < num_layers - 1 and moved not in full_layers
+            if layer > FIRST_DELTA and fits:
+                found[tuple(sorted({*full_layers, moved} - {layer}))] = None
+    return list(found)
 
 
 def expected_recall(full_layers: Sequence[int], recall: Matrix) -> float:

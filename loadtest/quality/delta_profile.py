@@ -17,22 +17,13 @@ from shared.model.weights import LoadedModel
 
 CURVES = "sparsity"
 """Table of the evidence that holds the curves."""
-BY_RECALL, BY_LOW_RECALL, BY_SHIFT, SHIPPED = "recall", "low_recall", "shift", "shipped"
-"""Names of the sets of full layers: the two objectives, the paper's rule, the base profile's."""
 _DIGITS = 4
 _MATRIX_DIGITS = 3
 
 
 def with_delta_layers(profile: ModelProfile, found: DeltaCalibration) -> ModelProfile:
     """The profile with the chosen full layers, and K where the calibration was given one."""
-    recall = expected_recall(found.by_recall, found.curves.recall_YY.tolist())
-    sources = {
-        **_sources(profile),
-        "sparsity.full_layers": (
-            f"calibrated: {recall:.1%} of the sparse layers' attention lies in the "
-            f"{found.params.page_budget} pages, mean of {found.num_samples} samples"
-        ),
-    }
+    sources = {**_sources(profile), "sparsity.full_layers": _source(found)}
     if found.params.page_budget != profile.sparsity.page_budget:
         sources["sparsity.page_budget"] = "given to the calibration of full_layers"
     return replace(profile, sparsity=found.chosen, sources=sources)
@@ -55,7 +46,6 @@ def delta_evidence(
     found: DeltaCalibration,
     loaded: LoadedModel,
     *,
-    shipped: Sequence[int],
     command: str,
     commit: str,
 ) -> dict[str, Any]:
@@ -64,37 +54,37 @@ def delta_evidence(
     Args:
         found: what was measured.
         loaded: the model.
-        shipped: full layers that the calibration is compared with.
         command: that gives the same.
         commit: of the code; empty asks git.
     """
     curves = found.curves
     recall, low = curves.recall_YY.tolist(), curves.recall_low_YY.tolist()
     turn = curves.turn_Y.tolist()
-    sets = {
-        BY_RECALL: found.by_recall,
-        BY_LOW_RECALL: found.by_low_recall,
-        BY_SHIFT: found.by_shift,
-        SHIPPED: tuple(shipped),
+    sets = {one.rule: one.full_layers for one in found.candidates}
+    closeness = [one.closeness for one in found.candidates if one.closeness is not None]
+    expected: dict[str, Any] = {
+        "set": list(sets),
+        "recall": _rounded([expected_recall(layers, recall) for layers in sets.values()]),
+        "low_recall": _rounded([expected_recall(layers, low) for layers in sets.values()]),
+        "weighted_recall": _rounded([weighted_recall(s, recall, turn) for s in sets.values()]),
     }
+    if closeness:
+        expected["kl"] = _rounded([one.kl for one in closeness])
+        expected["agreement"] = _rounded([one.agreement for one in closeness])
     return {
         **origin(loaded, command=command, commit=commit),
         "samples": found.num_samples,
         "steps": found.num_steps,
         "page_budget": found.params.page_budget,
         "recency_pages": found.params.recency_pages,
+        "chosen_by": found.best.rule,
         "by_layer": {
             "shift": _rounded(curves.shift_Y.tolist()),
             "shift_with_sinks": _rounded(curves.shift_with_sinks_Y.tolist()),
             "turn": _rounded(turn),
         },
         "full_layers": {name: list(layers) for name, layers in sets.items()},
-        "expected": {
-            "set": list(sets),
-            "recall": _rounded([expected_recall(layers, recall) for layers in sets.values()]),
-            "low_recall": _rounded([expected_recall(layers, low) for layers in sets.values()]),
-            "objective": _rounded([weighted_recall(s, recall, turn) for s in sets.values()]),
-        },
+        "expected": expected,
         "recall": _rows(recall),
         "low_recall": _rows(low),
     }
@@ -107,6 +97,16 @@ def recall_matrix(table: Mapping[str, Sequence[float]], *, num_layers: int) -> l
         layer = int(name.removeprefix("layer_"))
         matrix[layer][layer + 1 :] = list(values)
     return matrix
+
+
+def _source(found: DeltaCalibration) -> str:
+    best = found.best
+    recall = expected_recall(best.full_layers, found.curves.recall_YY.tolist())
+    kl = "" if best.closeness is None else f"; KL from dense {best.closeness.kl:.4f}"
+    return (
+        f"calibrated by {best.rule}: {recall:.1%} of the sparse layers' attention lies in the "
+        f"{found.params.page_budget} pages, mean of {found.num_samples} samples{kl}"
+    )
 
 
 def _rows(matrix: Matrix) -> dict[str, list[float]]:

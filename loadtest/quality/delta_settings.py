@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from shared.errors import ConfigError
 from shared.types.methods import SparsityParams
 
-DEFAULT_DELTA_SAMPLES = 16
+DEFAULT_DELTA_SAMPLES = 12
 """Generated samples unless asked otherwise."""
+DEFAULT_KL_SAMPLES = 6
+"""Samples on which sets of full layers are compared unless asked otherwise."""
 DEFAULT_FULL_LAYERS = 5
 """Full layers unless asked otherwise: the paper's two warm ones and three Δ-layers."""
 
@@ -23,10 +25,24 @@ class DeltaSettings:
     """Full layers of the model, layers 0 and 1 among them."""
     page_budget: int | None = None
     """K; None: the base profile's."""
+    kl_samples: int = DEFAULT_KL_SAMPLES
+    """Samples on which the sets of full layers are decoded with; 0: recall alone decides."""
+    kl_steps: int = 32
+    """Decode steps of each of them at most."""
+    refine: int = 0
+    """Rounds in which Δ-layers of the best set are moved a little, while that helps."""
 
     def __post_init__(self) -> None:
         checks = (
             (self.samples >= 0, "the number of Δ-samples is negative: give 0 or more"),
+            (
+                min(self.kl_samples, self.refine) >= 0 and self.kl_steps >= 1,
+                "a number of samples, steps or rounds is too small",
+            ),
+            (
+                self.refine == 0 or self.kl_samples > 0,
+                "a refinement compares sets by decoding with them: give KL samples as well",
+            ),
             (self.steps >= 1, "at least 1 step of a sample must be recorded"),
         )
         for ok, text in checks:
@@ -38,6 +54,7 @@ class DeltaSettings:
         words = ["--delta-samples", str(self.samples), "--full-layers", str(self.full_layers)]
         if self.page_budget is not None:
             words += ["--page-budget", str(self.page_budget)]
+        words += ["--kl-samples", str(self.kl_samples), "--refine", str(self.refine)]
         return words
 
     def sparsity_over(self, params: SparsityParams) -> SparsityParams:

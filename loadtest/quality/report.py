@@ -1,6 +1,5 @@
 """One self-contained HTML file and one JSON file from a results folder."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from loadtest.quality.summary import (
     task_scores,
     trials_of,
 )
-from shared.errors import ConfigError
+from loadtest.report_files import no_figures, no_results, run_rows, write_files
 
 WANTED_SHARE = 0.95
 """Share of full's right answers that the default method is expected to keep."""
@@ -55,22 +54,13 @@ def summarise(folder: Path) -> dict[str, Any]:
     """
     facts = read_facts(folder)
     if not facts:
-        raise ConfigError(
-            f"{folder} has no results: the evaluation wrote elsewhere or has not begun; give its "
-            "--out folder"
-        )
+        raise no_results(folder)
     excluded = {
         part: task_scores(trials_of(facts, part, protocol=EXCLUDED))
         for part in ("needle", RULER, MIXTURE)
     }
     return {
-        "runs": [
-            {"number": fact.run, "command": fact.command, "commit": fact.commit,
-             "started": fact.started, "hardware": fact.hardware, "software": fact.software,
-             "model": fact.model, "model_hash": fact.model_hash, "dtype": fact.dtype,
-             "profile": fact.profile, "pruning": dict(fact.pruning)}
-            for fact in facts if isinstance(fact, Run)
-        ],
+        "runs": run_rows(facts),
         "own_method": own_method(facts),
         "verdicts": _verdicts(facts),
         "rankers": ranker_table(facts),
@@ -93,14 +83,7 @@ def write_report(folder: Path) -> list[Path]:
     """
     summary = summarise(folder)
     figures = _figures(read_facts(folder))
-    written = [folder / "summary.json"]
-    written[0].write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    for name, png in figures.items():
-        written.append(folder / f"{name}.png")
-        written[-1].write_bytes(png)
-    written.append(folder / "report.html")
-    written[-1].write_text(page(summary, figures), encoding="utf-8")
-    return written
+    return write_files(folder, summary=summary, figures=figures, page=page(summary, figures))
 
 
 def page(summary: Mapping[str, Any], figures: Mapping[str, bytes]) -> str:
@@ -141,9 +124,7 @@ def _figures(facts: Sequence[Fact]) -> dict[str, bytes]:
     try:
         from loadtest.quality.plots import draw_all  # noqa: PLC0415  an extra of its own
     except ImportError as error:
-        raise ConfigError(
-            f"the figures need matplotlib ({error}): it is not installed; install tandem-llm[eval]"
-        ) from error
+        raise no_figures(error) from error
     return draw_all(facts)
 
 

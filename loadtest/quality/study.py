@@ -6,8 +6,8 @@ Every part skips what the results folder already holds, so a study that was stop
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol as Interface
 
+from loadtest.evaluation import Progress
 from loadtest.quality.arms import (
     Arm,
     ablation_arms,
@@ -36,13 +36,6 @@ _GROUP = {"cuda": 4, "cpu": 1}
 
 MIXTURE_SEED = 10_000
 """First round of the mixture that is evaluated, far from those that a calibration has seen."""
-
-
-class Progress(Interface):
-    """Is told how far a part is."""
-
-    def __call__(self, part: str, *, done: int, total: int) -> None:
-        """`done` of `total` prompts (or right answers wanted) of a part."""
 
 
 class Study:

@@ -18,8 +18,8 @@ PAGES = (8, 16, 32, 64, 128)
 RECENT = (1, 2, 4, 8, 16)
 MASSES = (0.9, 0.95, 0.99)
 REFRESHES = (1, 2, 4)
-MASS_PAGES = 256
-"""Most pages that a share of the mass may come to."""
+MASS_PAGES = 128
+"""Most pages that a share of the mass may come to; a row of no more pages reads them all."""
 
 
 def whole_ablations(base: SparsityParams, settings: StudySettings, *, num_layers: int) -> list[Arm]:

@@ -41,10 +41,13 @@ def closeness(mine: Sequence[ForcedFact], theirs: Sequence[ForcedFact]) -> Duel 
 
 
 def answers(mine: Sequence[NeedleFact], theirs: Sequence[NeedleFact]) -> Duel | None:
-    """Right answers to shared questions, by the sign test; None if they share none."""
+    """Right answers to shared questions, by the sign test.
+
+    None if they share none, or if both read everything in all of them.
+    """
     other = {fact.sample_key: fact for fact in theirs}
     pairs = [(fact, other[fact.sample_key]) for fact in mine if fact.sample_key in other]
-    if not pairs:
+    if all(fact.attended == fact.dense_attended for pair in pairs for fact in pair):
         return None
     wins = sum(f.right and not g.right for f, g in pairs)
     losses = sum(g.right and not f.right for f, g in pairs)

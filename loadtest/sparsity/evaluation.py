@@ -1,41 +1,27 @@
 """One study from flags to results: loads the model, opens the folder, runs the parts."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from loadtest.evaluation import MeasuredModel, Progress
+from loadtest.facts import FactStore
 from loadtest.origin import run_of
-from loadtest.sparsity.records import open_store
+from loadtest.quality.delta_profile import CURVES
+from loadtest.sparsity.records import CalibrationFact, open_store
 from loadtest.sparsity.settings import StudySettings
-from loadtest.sparsity.study import Progress, Setup, Study
+from loadtest.sparsity.study import Setup, Study
 from shared.model.probe import probe_attention
-from shared.model.weights import load_model
+from shared.model.profile import profile_path
+from shared.model.profile_toml import read_evidence
+from shared.model.weights import LoadedModel
 from shared.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRequest:
+class EvaluationRequest(MeasuredModel):
     """What is measured, on what, and where results go."""
 
-    out: Path
-    """Results folder."""
     settings: StudySettings
     """Parts and sizes."""
-    model: str = "smollm2"
-    """Catalog name, folder or hub id."""
-    device: str = "cpu"
-    """PyTorch device."""
-    dtype: str = "float32"
-    """Type of weights and KV."""
-    profile: str = ""
-    """Profile name or TOML file; empty: the model's own."""
-    cache_dir: Path | None = None
-    """Model cache."""
-    resume: bool = False
-    """Go on with results that are there."""
-    command: str = ""
-    """Command line, for the record."""
-    commit: str = ""
-    """Commit of the code, where it is no git checkout."""
 
 
 def run_evaluation(request: EvaluationRequest, *, progress: Progress) -> bool:
@@ -49,13 +35,7 @@ def run_evaluation(request: EvaluationRequest, *, progress: Progress) -> bool:
         ModelLoadError: the model cannot be loaded.
     """
     store = open_store(request.out, resume=request.resume)
-    loaded = load_model(
-        request.model,
-        dtype=request.dtype,
-        device=request.device,
-        cache_dir=request.cache_dir,
-        profile=request.profile,
-    )
+    loaded = request.load()
     setup = Setup(
         model=loaded.model,
         attention=probe_attention(loaded.model.device).backend,
@@ -72,5 +52,22 @@ def run_evaluation(request: EvaluationRequest, *, progress: Progress) -> bool:
             with_sparsity=True,
         )
     )
+    _keep_curves(store, loaded, request, run=run.run)
     study = Study(setup, settings=request.settings, store=store, run=run.run, progress=progress)
     return study.run()
+
+
+def _keep_curves(
+    store: FactStore, loaded: LoadedModel, request: EvaluationRequest, *, run: int
+) -> None:
+    """Notes the curves behind the profile's Δ-layers, where they were calibrated."""
+    path = profile_path(
+        request.profile,
+        config=loaded.model.config,
+        model_hash=loaded.model.identity(loaded.name).model_hash,
+        cache_dir=request.cache_dir,
+    )
+    curves = {} if path is None else read_evidence(path).get(CURVES, {})
+    fact = CalibrationFact(run=run, curves=curves)
+    if curves and fact.key not in store:
+        store.append([fact])

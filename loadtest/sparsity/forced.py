@@ -49,38 +49,7 @@ class ForcedText:
         batch = self._batch(self.prefill, rows)
         comparison, probe = self._continue(batch, rows)
         seconds = (time.perf_counter() - started) / len(rows)
-        blank = ForcedFact(
-            run=run,
-            part=part,
-            text=self.text.name,
-            context=len(self.text.prompt_ids),
-            seed=self.text.seed,
-            arm="",
-            budget=0,
-            prefill=self.prefill.name,
-            group="",
-            kept=self.prefill.kept,
-            steps=self.text.steps,
-            scored=comparison.scored,
-            kl=0.0,
-            kl_p95=0.0,
-            agreement=1.0,
-            kl_full=0.0,
-            agreement_full=1.0,
-            accuracy=0.0,
-            dense_accuracy=0.0,
-            logprob=0.0,
-            dense_logprob=0.0,
-            attended=0,
-            dense_attended=batch.rows[0].attended,
-            unpruned_attended=batch.rows[0].dense,
-            expected_attended=0,
-            layer_recall=[],
-            recall_p10=None,
-            recency_share=None,
-            churn=None,
-            seconds=seconds,
-        )
+        blank = self._blank(batch, part=part, run=run, scored=comparison.scored, seconds=seconds)
         figures = comparison.figures()
         found = [
             replace(
@@ -109,6 +78,43 @@ class ForcedText:
             for arm, own, row, seen in zip(rows, figures, batch.rows, probe.readings(), strict=True)
         ]
         return [*arm_facts(rows, batch, run=run, pruning=self.prefill.params), *found]
+
+    def _blank(
+        self, batch: RowBatch, *, part: str, run: int, scored: int, seconds: float
+    ) -> ForcedFact:
+        """What the facts of a batch share."""
+        return ForcedFact(
+            run=run,
+            part=part,
+            text=self.text.name,
+            context=len(self.text.prompt_ids),
+            seed=self.text.seed,
+            arm="",
+            budget=0,
+            prefill=self.prefill.name,
+            group="",
+            kept=self.prefill.kept,
+            steps=self.text.steps,
+            scored=scored,
+            kl=0.0,
+            kl_p95=0.0,
+            agreement=1.0,
+            kl_full=0.0,
+            agreement_full=1.0,
+            accuracy=0.0,
+            dense_accuracy=0.0,
+            logprob=0.0,
+            dense_logprob=0.0,
+            attended=0,
+            dense_attended=batch.rows[0].attended,
+            unpruned_attended=batch.rows[0].dense,
+            expected_attended=0,
+            layer_recall=[],
+            recall_p10=None,
+            recency_share=None,
+            churn=None,
+            seconds=seconds,
+        )
 
     def _continue(self, batch: RowBatch, arms: Sequence[Arm]) -> tuple[Comparison, SelectionProbe]:
         whole = None if self.whole is None else self._batch(self.whole, [dense_arm()])

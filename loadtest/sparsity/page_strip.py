@@ -41,6 +41,8 @@ class PageStrip:
     """Last pages that are always read; 0: the policy has none."""
     prompt_slots: int
     """Slots of the prompt in this layer; those of the answer follow."""
+    stride: int = 1
+    """Decode steps from one that is shown to the next."""
 
     @property
     def skips(self) -> bool:
@@ -110,6 +112,7 @@ def draw_strip(strip: PageStrip) -> bytes:
     )
     _separate_the_answer(axes, strip)
     _mark_refreshes(axes, strip)
+    axes.xaxis.set_major_formatter(lambda shown, _: f"{shown * strip.stride:g}")
     axes.set(title=strip.title, xlabel="decode step", ylabel=f"page of {PAGE_SIZE} tokens")
     patches = [Patch(facecolor=colour, edgecolor="grey", label=text) for colour, text in _LEGEND]
     handles, _ = axes.get_legend_handles_labels()

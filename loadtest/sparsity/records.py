@@ -71,7 +71,8 @@ class ForcedFact:
     part: str
     """teacher, long or ablation."""
     text: str
-    """What is continued: `prose`; of part long `ledger`, `sums` or `copy`."""
+    """What is continued: `prose`; of part long `ledger`, `sums`, `copy`, or `repeats`
+    (prose with passages that it has word for word further up)."""
     context: int
     """Prompt tokens before the first step."""
     seed: int
@@ -89,7 +90,7 @@ class ForcedFact:
     steps: int
     """Decode steps; each feeds a token of the text and predicts the next one."""
     scored: int
-    """Predictions that count: all of prose, the answers' tokens of the other texts."""
+    """Predictions that count: all of `prose` and `repeats`, the answers' tokens of the others."""
     kl: float
     """Mean KL(dense || arm) of the next token's distribution over the scored predictions, nats;
     dense reads the same KV."""
@@ -305,8 +306,26 @@ class PageStripFact:
         )  # fmt: skip
 
 
-SparsityFact = Run | ArmFact | ForcedFact | NeedleFact | GenerationFact | PageStripFact
-_KINDS = (ArmFact, ForcedFact, NeedleFact, GenerationFact, PageStripFact)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationFact:
+    """The curves that the profile's Δ-layers were chosen by, as its evidence has them."""
+
+    kind: ClassVar[str] = "calibration"
+    run: int
+    """The run whose profile it is."""
+    curves: Mapping[str, Any]
+    """The profile's table `evidence.sparsity`."""
+
+    @property
+    def key(self) -> Key:
+        """One a folder: all its runs share the page selection."""
+        return (self.kind,)
+
+
+SparsityFact = (
+    Run | ArmFact | ForcedFact | NeedleFact | GenerationFact | PageStripFact | CalibrationFact
+)
+_KINDS = (ArmFact, ForcedFact, NeedleFact, GenerationFact, PageStripFact, CalibrationFact)
 
 
 def open_store(folder: Path, *, resume: bool) -> FactStore:

@@ -66,21 +66,10 @@ def row_batch(
         ManifestError: the prompt's tensors contradict each other.
         ConfigError: a row's parameters do not fit the model.
     """
-    whole_layers = _whole_layers(prompt)
     slots = (prompt.keys_values[0][0].shape[0], prompt.keys_values[-1][0].shape[0])
     own = pages_for(room + PAGE_SIZE)
-    front, rest = (pages_for(held) + own * len(params) for held in slots)
-    cache = PagedKvCache(
-        model.geometry(),
-        whole_layers=whole_layers,
-        pages_front=front,
-        pages_rest=rest,
-        device=model.device,
-    )
-    held = cache.reserve(front_tokens=slots[0], rest_tokens=slots[1])
-    assert held is not None, "the cache was sized for the prompt"
-    for layer, (keys_NGD, values_NGD) in enumerate(prompt.keys_values):
-        cache.write_prompt(held, layer=layer, keys_NGD=keys_NGD, values_NGD=values_NGD)
+    cache = _cache(model, prompt, slots=slots, own_pages=own * len(params))
+    held = _written(cache, prompt, slots=slots)
     layouts = tuple(
         KvLayout.from_spec(
             spec,
@@ -97,7 +86,7 @@ def row_batch(
                 pages=_continued(cache, held, slots=slots, room=own * PAGE_SIZE),
                 layouts=layouts,
                 layer_layouts=prompt.layer_layouts,
-                whole_layers=whole_layers,
+                whole_layers=cache.whole_layers,
                 prompt_tokens=prompt.prompt_tokens,
             ),
             policy=policy_for(own_params, num_layers=model.config.num_layers),
@@ -110,6 +99,31 @@ def row_batch(
         for index, own_params in enumerate(params)
     ]
     return RowBatch(runner=DecodeRunner(model, cache, attention=TorchDecodeAttention()), rows=made)
+
+
+def _cache(
+    model: Transformer, prompt: PromptTensors, *, slots: tuple[int, int], own_pages: int
+) -> PagedKvCache:
+    """Room for the prompt once and for the rows' own pages."""
+    front, rest = (pages_for(held) + own_pages for held in slots)
+    return PagedKvCache(
+        model.geometry(),
+        whole_layers=_whole_layers(prompt),
+        pages_front=front,
+        pages_rest=rest,
+        device=model.device,
+    )
+
+
+def _written(
+    cache: PagedKvCache, prompt: PromptTensors, *, slots: tuple[int, int]
+) -> SequencePages:
+    """The prompt's pages, filled."""
+    held = cache.reserve(front_tokens=slots[0], rest_tokens=slots[1])
+    assert held is not None, "the cache was sized for the prompt"
+    for layer, (keys_NGD, values_NGD) in enumerate(prompt.keys_values):
+        cache.write_prompt(held, layer=layer, keys_NGD=keys_NGD, values_NGD=values_NGD)
+    return held
 
 
 def arm_facts(

@@ -7,8 +7,8 @@ study that was stopped goes on.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from loadtest.evaluation import Progress
 from loadtest.facts import Fact, FactStore
 from loadtest.quality.study import MIXTURE_SEED
 from loadtest.quality.tasks.needle import needle_mixture
@@ -25,7 +25,6 @@ from loadtest.sparsity.records import (
     GENERATION,
     LONG,
     NEEDLE,
-    PRUNED,
     TEACHER,
     WHOLE,
     ForcedFact,
@@ -33,19 +32,12 @@ from loadtest.sparsity.records import (
     NeedleFact,
 )
 from loadtest.sparsity.settings import StudySettings
-from loadtest.sparsity.texts import LONG_TEXTS, Text, long_text, prose_window
+from loadtest.sparsity.texts import LONG_TEXTS, Text, long_text, prose_window, repeats_window
 from shared.errors import ConfigError
 from shared.model.attention import PrefillAttention
 from shared.model.transformer import Transformer
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.methods import PruningParams, SparsityParams
-
-
-class Progress(Protocol):
-    """Is told how far a part is."""
-
-    def __call__(self, part: str, *, done: int, total: int) -> None:
-        """`done` of `total` arms of texts, or answers wanted, of a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,11 +121,16 @@ class Study:
 
     def _needle(self) -> bool:
         settings = self._settings
+        arms = [
+            arm
+            for prefill in settings.needle_prefills
+            for arm in self._policies(settings.budgets, prefill=prefill)
+        ]
         return self._answered(
-            self._policies(settings.budgets, prefill=PRUNED),
+            arms,
             part=NEEDLE,
             wanted=settings.needle_answers,
-            counted=(FULL_ARM, dense_arm(PRUNED)),
+            counted=(FULL_ARM, dense_arm(settings.needle_prefills[0])),
         )
 
     def _long(self) -> bool:
@@ -148,6 +145,14 @@ class Study:
             )
             for seed in range(settings.long_samples)
             for name in LONG_TEXTS
+        ] + [
+            repeats_window(
+                self._setup.tokenizer,
+                context=settings.context,
+                steps=settings.steps,
+                seed=seed,
+            )
+            for seed in range(settings.long_samples)
         ]
         return self._continued(texts, self._policies(settings.long_budgets), part=LONG)
 
@@ -158,34 +163,36 @@ class Study:
             names=settings.generation_policies,
             budgets=(settings.generation_pages,),
         )
-        text = self._window(0, steps=1, context=settings.generation_context)
-        missing = [
-            arm
-            for arm in arms
-            if (
-                GenerationFact.kind, text.name, len(text.prompt_ids), text.seed,
-                settings.temperature, arm.name, arm.budget,
-            )
-            not in self._store
-        ]  # fmt: skip
-        if missing:
-            if self._is_late():
-                return False
-            (whole,) = self._prefiller.read(text.prompt_ids, [WHOLE])
-            free = FreeText(
-                model=self._setup.model,
-                text=text,
-                whole=whole,
-                tokens=settings.generation_tokens,
-                temperature=settings.temperature,
-                stop_ids=self._setup.tokenizer.eos_ids,
-                strip_layers=settings.strip_layers,
-                strip_steps=settings.strip_steps,
-                run=self._run,
-            )
-            self._keep(free.measure(missing))
-        self._progress(GENERATION, done=len(arms), total=len(arms))
+        total = settings.generation_windows
+        for seed in range(total):
+            text = self._window(seed, steps=1, context=settings.generation_context)
+            missing = [arm for arm in arms if self._generation_key(text, arm) not in self._store]
+            if missing:
+                if self._is_late():
+                    return False
+                self._generate(text, missing)
+            self._progress(GENERATION, done=seed + 1, total=total)
         return True
+
+    def _generate(self, text: Text, arms: Sequence[Arm]) -> None:
+        settings = self._settings
+        (whole,) = self._prefiller.read(text.prompt_ids, [WHOLE])
+        free = FreeText(
+            model=self._setup.model,
+            text=text,
+            whole=whole,
+            tokens=settings.generation_tokens,
+            temperature=settings.temperature,
+            stop_ids=self._setup.tokenizer.eos_ids,
+            strip_layers=settings.strip_layers,
+            strip_steps=settings.strip_steps,
+            run=self._run,
+        )
+        self._keep(free.measure(arms))
+
+    def _generation_key(self, text: Text, arm: Arm) -> tuple[str | int | float, ...]:
+        sample = (text.name, len(text.prompt_ids), text.seed, self._settings.temperature)
+        return (GenerationFact.kind, *sample, arm.name, arm.budget)
 
     def _ablation(self) -> bool:
         settings, base = self._settings, self._setup.sparsity
@@ -221,7 +228,8 @@ class Study:
                     self._keep(forced.measure(batch, part=part, run=self._run))
                     done += len(batch)
                     self._progress(part, done=done, total=total)
-        return True
+        # A text that came too late even for its prefills is left out.
+        return done == total
 
     def _prefills(self, text: Text, arms: Sequence[Arm]) -> Iterable[tuple[Prefill, Prefill]]:
         """Each prefill that arms need, and the whole one beside it."""

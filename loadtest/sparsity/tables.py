@@ -15,6 +15,7 @@ from loadtest.sparsity.records import (
     DENSE,
     FULL,
     NEEDLE,
+    PRUNED,
     TEACHER,
     WHOLE,
     ArmFact,
@@ -33,14 +34,23 @@ ArmKey = tuple[str, str, int, str]
 
 
 def policy_table(facts: Sequence[SparsityFact]) -> list[dict[str, Any]]:
-    """One row for each policy and budget: teacher-forced figures, and needles after pruning."""
-    needles = {(row["arm"], row["budget"]): row for row in needle_table(needles_of(facts, NEEDLE))}
+    """One row for each policy and budget: teacher-forced figures, and needles.
+
+    `needle` is after pruning, `needle_whole` over the whole prompt.
+    """
+    asked = needle_table(needles_of(facts, NEEDLE))
+    needles = {(row["arm"], row["budget"], row["prefill"]): row for row in asked}
     rows = forced_table(forced_of(facts, TEACHER))
-    for row in rows:
-        row["needle"] = needles.pop((row["arm"], row["budget"]), None)
-    return rows + [
-        {"arm": arm, "budget": budget, "needle": row} for (arm, budget), row in needles.items()
+    known = {(row["arm"], row["budget"]) for row in rows}
+    names = dict.fromkeys((row["arm"], row["budget"]) for row in asked)
+    rows += [
+        {"arm": name, "budget": tokens} for name, tokens in names if (name, tokens) not in known
     ]
+    for row in rows:
+        name = (row["arm"], row["budget"])
+        row["needle"] = needles.get((*name, PRUNED))
+        row["needle_whole"] = needles.get((*name, WHOLE))
+    return rows
 
 
 def forced_table(facts: Iterable[ForcedFact]) -> list[dict[str, Any]]:
@@ -60,7 +70,7 @@ def forced_table(facts: Iterable[ForcedFact]) -> list[dict[str, Any]]:
 
 
 def forced_figures(cell: Sequence[ForcedFact]) -> dict[str, Any]:
-    """Means over texts; `spread` gives the least and largest text."""
+    """Means over texts; `spread` gives the least and largest text, `kl_median` is over blocks."""
     scored = sum(fact.scored for fact in cell)
     agreed = sum(round(fact.agreement * fact.scored) for fact in cell)
     expected = sum(fact.expected_attended for fact in cell)
@@ -70,6 +80,7 @@ def forced_figures(cell: Sequence[ForcedFact]) -> dict[str, Any]:
         "scored": scored,
         "kl": _mean(cell, lambda fact: fact.kl),
         "kl_interval": mean_interval([value for fact in cell for value in fact.kl_blocks]),
+        "kl_median": statistics.median([value for fact in cell for value in fact.kl_blocks]),
         "kl_spread": _spread(cell, lambda fact: fact.kl),
         "kl_p95": _mean(cell, lambda fact: fact.kl_p95),
         "agreement": Share(agreed, scored).to_json(),

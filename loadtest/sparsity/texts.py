@@ -14,7 +14,7 @@ from loadtest.quality.tasks.words import distinct, number, word_key
 from shared.errors import ConfigError
 from shared.tokenizer.tokenizer import Tokenizer
 
-PROSE = "prose"
+PROSE, REPEATS = "prose", "repeats"
 _WINDOW_STRIDE = 0.137
 """Share of the prose between the beginnings of two windows: neighbours barely overlap."""
 _ACCOUNTS = 24
@@ -45,12 +45,36 @@ class Text:
 def prose_window(tokenizer: Tokenizer, *, context: int, steps: int, seed: int) -> Text:
     """A window of real prose; every prediction counts.
 
-    Sentences that the source repeats are left out: copying them is another task than prose.
+    Sentences that the source repeats are left out: copying them is another task (`repeats`).
 
     Raises:
         ConfigError: the prose is shorter than the window.
     """
-    sentences = list(dict.fromkeys(prose_sentences()))
+    return _window(
+        tokenizer, list(dict.fromkeys(prose_sentences())), PROSE, (context, steps), seed=seed
+    )
+
+
+def repeats_window(tokenizer: Tokenizer, *, context: int, steps: int, seed: int) -> Text:
+    """A window of the same source with the passages that it repeats word for word.
+
+    Where one is met again the model copies it from thousands of tokens back.
+
+    Raises:
+        ConfigError: the source is shorter than the window.
+    """
+    return _window(tokenizer, list(prose_sentences()), REPEATS, (context, steps), seed=seed)
+
+
+def _window(
+    tokenizer: Tokenizer,
+    sentences: list[str],
+    name: str,
+    sizes: tuple[int, int],
+    *,
+    seed: int,
+) -> Text:
+    context, steps = sizes
     start = int(seed * _WINDOW_STRIDE * len(sentences)) % len(sentences)
     wanted = context + steps + 1
     ids = tokenizer.encode(" ".join(sentences[start:] + sentences[:start]))
@@ -60,7 +84,7 @@ def prose_window(tokenizer: Tokenizer, *, context: int, steps: int, seed: int) -
             "a shorter context or fewer steps"
         )
     return Text(
-        name=PROSE,
+        name=name,
         seed=seed,
         prompt_ids=tuple(ids[:context]),
         forced_ids=tuple(ids[context:wanted]),

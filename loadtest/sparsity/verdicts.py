@@ -6,13 +6,14 @@ Every line names its figures, so that a reader can disagree.
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from loadtest.sparsity.duels import AHEAD, LEVEL, Duel, answers, closeness
+from loadtest.sparsity.duels import AHEAD, BEHIND, LEVEL, Duel, answers, closeness
 from loadtest.sparsity.records import (
     ABLATION,
     DENSE,
     FULL,
     LONG,
     NEEDLE,
+    PRUNED,
     TEACHER,
     WHOLE,
     ForcedFact,
@@ -38,6 +39,7 @@ TARGET_AGREEMENT, TARGET_KL, TARGET_TOKENS = 0.94, 0.015, 1024
 BEST_AGREEMENT = 0.96
 TARGET_LOGPROB_LOSS = 0.03
 TARGET_DEVIATION = 0.03
+_BESIDE_RANDOM = {BEHIND: "behind", LEVEL: "not surely ahead of"}
 
 
 def verdict_lines(facts: Sequence[SparsityFact]) -> list[str]:
@@ -71,13 +73,13 @@ def not_above_random(facts: Sequence[SparsityFact]) -> list[str]:
     """Policies that a choice by lot equals at their own budget."""
     drawn = [budget for arm, budget in _policies(facts) if arm == RANDOM]
     lines = [
-        f"{arm} at {budget} tokens does not beat random on {what}: {duel.text}"
+        f"{arm} at {budget} tokens is {_BESIDE_RANDOM[duel.verdict]} random on {what}: {duel.text}"
         for arm, budget in sorted(_policies(facts))
         if arm != RANDOM and budget in drawn
         for what, duel in _duels(facts, (arm, budget), (RANDOM, budget)).items()
         if duel.verdict != AHEAD
     ]
-    return lines if lines or not drawn else ["every policy beats random at its budget"]
+    return lines if lines or not drawn else ["every policy is ahead of random at its budget"]
 
 
 def layout_mode(facts: Sequence[SparsityFact]) -> list[str]:
@@ -185,8 +187,9 @@ def _duels(facts: Sequence[SparsityFact], one: ArmName, other: ArmName) -> dict[
     found: dict[str, Duel | None] = {
         what: closeness(_of(texts, one), _of(texts, other)) for what, texts in forced.items()
     }
-    asked = needles_of(facts, NEEDLE)
-    found["needles"] = answers(_of(asked, one), _of(asked, other))
+    for prefill, what in {PRUNED: "needles after pruning", WHOLE: "needles"}.items():
+        asked = [fact for fact in needles_of(facts, NEEDLE) if fact.prefill == prefill]
+        found[what] = answers(_of(asked, one), _of(asked, other))
     return {what: duel for what, duel in found.items() if duel is not None}
 
 

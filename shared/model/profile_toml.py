@@ -6,6 +6,7 @@ the values, for people and plots: nothing is computed from them.
 """
 
 import difflib
+import itertools
 import json
 import tomllib
 import types
@@ -77,13 +78,25 @@ def read_evidence(path: Path) -> dict[str, Any]:
     return found
 
 
-def profile_text(profile: ModelProfile, *, evidence: Mapping[str, Any]) -> str:
+def read_comment(path: Path) -> str:
+    """The comment lines that a profile's file begins with, each with its line end; maybe none.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no profile.
+    """
+    read_profile(path)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
+
+
+def profile_text(profile: ModelProfile, *, evidence: Mapping[str, Any], comment: str = "") -> str:
     """The TOML of a profile.
 
     Args:
         profile: every value that has a source, or is not the code's default, is written; None is
             a default everywhere, and TOML cannot say it.
         evidence: strings, numbers, booleans and lists of them, or tables of these.
+        comment: whole comment lines to begin with, as `read_comment` gives them.
     """
     head = {"name": profile.name, "source": profile.source, "calibrated": profile.calibrated}
     lines = [_assignment(key, value) for key, value in head.items()]
@@ -98,7 +111,7 @@ def profile_text(profile: ModelProfile, *, evidence: Mapping[str, Any]) -> str:
             if value is not None and (source or value != f.default):
                 entry = f"{{ value = {_literal(value)}, source = {_literal(source)} }}"
                 lines.append(f"{f.name} = {entry}")
-    return "\n".join([*lines, *_table("evidence", evidence)]) + "\n"
+    return comment + "\n".join([*lines, *_table("evidence", evidence)]) + "\n"
 
 
 def _is_writable(value: Any) -> bool:  # noqa: ANN401 - TOML values are of any type

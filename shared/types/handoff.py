@@ -1,4 +1,4 @@
-"""The life of a KV handoff (disaggregation.md 7)."""
+"""The life of a KV handoff."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -8,7 +8,7 @@ from shared.types.page_policies import PagePolicyName, policy_names
 
 
 class Aggregation(Enum):
-    """How layer scores become one pruning score (claa.md 1.1)."""
+    """How layer scores become one pruning score."""
 
     SUM_MAX = "sum_max"
     ZSUM_MAX = "zsum_max"
@@ -88,7 +88,7 @@ class PruningParams:
                 raise ConfigError(f"pruning parameters: {text}")
 
     def kept_count(self, prompt_tokens: int) -> int:
-        """min(L, max(floor(r L), W + 1, min_keep)); no rounding to pages (architecture.md 3.4).
+        """min(L, max(floor(r L), W + 1, min_keep)); no rounding to pages.
 
         With `mass`, the most that it may come to: r is max_rate, and one token at least is dropped
         where min_rate would drop some.
@@ -121,7 +121,7 @@ FIRST_CHOOSING_LAYER = 2
 
 
 class PageLayout(Enum):
-    """How a choice made in one slot layout serves the layers of another (delta.md 4.3)."""
+    """How a choice made in one slot layout serves the layers of another."""
 
     BOARD = "board"
     """Scores are carried over by position."""

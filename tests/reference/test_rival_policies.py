@@ -6,7 +6,7 @@ import pytest
 
 from decode_service.sparsity.base import RowFacts
 from decode_service.sparsity.h2o import H2oPolicy
-from decode_service.sparsity.quest import QuestPolicy
+from decode_service.sparsity.quest import QuestPolicy, SharedQuestPolicy
 from decode_service.sparsity.raas import RaasPolicy
 from shared.types.methods import SparsityParams
 from tests.reference import rival_twins
@@ -34,7 +34,7 @@ def page_slots(pages: list[int], *, length: int) -> list[int]:
 def test_quest_reads_what_its_twin_reads_that_remembers_nothing(make_facts, shared):
     facts: RowFacts = make_facts(6)
     params = SparsityParams(full_layers=(0,), page_budget=5, recency_pages=2)
-    build = QuestPolicy.build_shared if shared else QuestPolicy.build
+    build = SharedQuestPolicy if shared else QuestPolicy
     policy = build(params, num_layers=6).begin(facts)
     row = GrowingRow(facts, steps=100, seed=1)
     for generated in range(1, 101):
@@ -57,7 +57,7 @@ def test_quest_reads_what_its_twin_reads_that_remembers_nothing(make_facts, shar
 def test_raas_reads_what_its_twin_reads(make_facts):
     facts: RowFacts = make_facts(5)
     params = SparsityParams(full_layers=(0,), page_budget=5, recency_pages=3)
-    policy = RaasPolicy.build(params, num_layers=5).begin(facts)
+    policy = RaasPolicy(params, num_layers=5).begin(facts)
     row = GrowingRow(facts, steps=200, seed=2)
     twins = [
         rival_twins.Raas(prompt_slots=facts.layout_of(layer).slots, budget=5, recency=3)
@@ -77,7 +77,7 @@ def test_h2o_reads_what_its_twin_reads(make_facts):
     params = SparsityParams(
         full_layers=(0,), page_budget=3, recency_pages=1, policy="h2o", recent_share=0.3
     )
-    policy = H2oPolicy.build(params, num_layers=5).begin(facts)
+    policy = H2oPolicy(params, num_layers=5).begin(facts)
     row = GrowingRow(facts, steps=80, seed=3)
     twins = [rival_twins.H2o(budget=48, recent=14) for _ in range(5)]
     for generated in range(1, 81):

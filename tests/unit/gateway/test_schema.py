@@ -77,6 +77,14 @@ def test_a_biased_id_must_be_one(key: str) -> None:
     assert caught.value.param == "logit_bias"
 
 
+def test_recent_pages_alone_are_left_to_the_workers_budget() -> None:
+    options = options_of(chat(tandem={"recency_pages": 2**31 - 1}).tandem)
+    assert (options.page_budget, options.recency_pages) == (None, 2**31 - 1)
+    error = refused(tandem={"page_budget": 4, "recency_pages": 3})
+    assert error.param == "tandem.page_budget"
+    assert "page_budget is 4, too small beside 3" in error.message
+
+
 def test_options() -> None:
     body = chat(tandem={"mode": "prune", "keep_rate": 0.7, "min_keep": 0, "page_budget": 8})
     options = options_of(body.tandem)

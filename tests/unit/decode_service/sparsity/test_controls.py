@@ -17,10 +17,10 @@ from tests.support.sparse_steps import draw_inputs, mixed_facts, plain_facts, ru
 LAYERS = 6
 BUDGET = 8
 CONTROLS: dict[str, Callable[..., PagePolicy]] = {
-    "streaming": StreamingPolicy.build,
-    "recency": RecencyPolicy.build,
-    "random": RandomPolicy.build,
-    "oracle_topk": OracleTopkPolicy.build,
+    "streaming": StreamingPolicy,
+    "recency": RecencyPolicy,
+    "random": RandomPolicy,
+    "oracle_topk": OracleTopkPolicy,
 }
 F, S = LayerRole.FULL, LayerRole.SPARSE
 

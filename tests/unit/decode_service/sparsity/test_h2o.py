@@ -12,7 +12,7 @@ PARAMS = SparsityParams(
     full_layers=(0,), page_budget=3, recency_pages=1, policy="h2o", recent_share=0.25
 )
 """48 slots, 12 of them the last ones."""
-POLICY = H2oPolicy.build(PARAMS, num_layers=LAYERS)
+POLICY = H2oPolicy(PARAMS, num_layers=LAYERS)
 
 
 def test_every_layer_is_sparse_and_wants_every_heads_probabilities():
@@ -90,7 +90,7 @@ class OneLayer:
     """A layer of two KV heads with two query heads each, whose probabilities the test makes up."""
 
     def __init__(self, prompt: int) -> None:
-        self.policy = H2oPolicy.build(PARAMS, num_layers=1).begin(plain_facts(prompt, num_layers=1))
+        self.policy = H2oPolicy(PARAMS, num_layers=1).begin(plain_facts(prompt, num_layers=1))
         self.prompt = prompt
 
     def step(self, generated: int, drawn: dict[tuple[int, int], float]) -> Selection | None:
@@ -165,7 +165,7 @@ def test_a_layer_of_a_pruned_prompt_is_judged_by_its_own_length():
 def test_there_is_always_a_recent_slot():
     params = SparsityParams(full_layers=(0,), page_budget=3, recency_pages=1, recent_share=0.001)
     facts = plain_facts(100, num_layers=1)
-    row, policy = GrowingRow(facts, steps=9), H2oPolicy.build(params, num_layers=1).begin(facts)
+    row, policy = GrowingRow(facts, steps=9), H2oPolicy(params, num_layers=1).begin(facts)
     for generated in range(1, 10):
         for slots in row.step(policy, generated)[0]:
             assert slots[-1] == 99 + generated
@@ -174,8 +174,3 @@ def test_there_is_always_a_recent_slot():
 def test_a_row_of_another_model_is_our_mistake():
     with pytest.raises(AssertionError, match="this model"):
         POLICY.begin(plain_facts(10, num_layers=LAYERS + 1))
-
-
-def test_parameters_must_be_given():
-    with pytest.raises(AssertionError, match="needs parameters"):
-        H2oPolicy.build(None, num_layers=LAYERS)

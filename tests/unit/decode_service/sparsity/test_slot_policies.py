@@ -21,8 +21,8 @@ from tests.support.sparse_steps import (
 
 LAYERS = 8
 POLICIES: dict[str, Callable[..., PagePolicy]] = {
-    "tidal": TidalPolicy.build,
-    "less_is_more": LessIsMorePolicy.build,
+    "tidal": TidalPolicy,
+    "less_is_more": LessIsMorePolicy,
 }
 F, D, S = LayerRole.FULL, LayerRole.DELTA, LayerRole.SPARSE
 

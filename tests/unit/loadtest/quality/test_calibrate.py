@@ -37,7 +37,7 @@ def settings(folder: Path, **changes: object) -> CalibrationSettings:
         "saving_target": 0.2,
         "grid": GRID,
         "deferred": (0, 2),
-        "delta": DeltaSettings(samples=2, steps=3, page_budget=16),
+        "delta": DeltaSettings(samples=2, steps=3, page_budget=16, kl_samples=1, kl_steps=2),
     }
     return CalibrationSettings(**(values | changes))  # type: ignore[arg-type]
 
@@ -81,7 +81,13 @@ def test_repeating_gives_the_same_file(
 
 
 def test_every_prompt_is_reported(written: WrittenProfile, stages: dict[str, int]) -> None:
-    assert stages == {"scores": 2, "depths": 2, "windows and deferred layers": 2, "Δ-layers": 2}
+    assert stages == {
+        "scores": 2,
+        "depths": 2,
+        "windows and deferred layers": 2,
+        "Δ-layers": 2,
+        "sets of full layers": 1,
+    }
 
 
 def test_workers_load_it_by_the_hash_of_the_weights(
@@ -204,7 +210,7 @@ def test_the_plain_script(
     tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--model", str(tiny_model_dir), "--samples", "1", "--lengths", "500"]
-    arguments += ["--delta-samples", "1", "--page-budget", "16"]
+    arguments += ["--delta-samples", "1", "--page-budget", "16", "--kl-samples", "0"]
     out = tmp_path / "folder" / "plain.toml"
     named = ["--saving-target", "0.2", "--out", str(out), "--commit", "abc"]
     assert main([*arguments, *named]) == 0
@@ -223,6 +229,7 @@ def test_the_command(tiny_model_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "cli.toml"
     arguments = ["calibrate", "--model", str(tiny_model_dir), "--samples", "1", "--lengths", "500"]
     arguments += ["--delta-samples", "1", "--page-budget", "16", "--full-layers", "4"]
+    arguments += ["--kl-samples", "0"]
     result = CliRunner().invoke(
         cli.app, [*arguments, "--saving-target", "0.2", "--out", str(out), "--json"]
     )

@@ -24,7 +24,9 @@ from shared.model.weights import load_model
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.methods import SparsityParams
 
-DELTA = DeltaSettings(samples=3, steps=4, full_layers=4, page_budget=16)
+DELTA = DeltaSettings(
+    samples=3, steps=4, full_layers=4, page_budget=16, kl_samples=2, kl_steps=3, refine=1
+)
 
 
 def ignore(stage: str, done: int, total: int) -> None:
@@ -53,7 +55,7 @@ def kept_profile(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory)
         sources={"pruning.min_keep": "chosen", "sparsity.page_budget": "measured"},
     )
     evidence = {"command": "by hand", "by_layer": {"rho": [0.1, 0.25, 1e-05], "list": [[1], [2]]}}
-    path.write_text(profile_text(kept, evidence=evidence))
+    path.write_text(profile_text(kept, evidence=evidence, comment="# Made by hand.\n"))
     return path
 
 
@@ -72,13 +74,14 @@ def written(
 
 def test_only_the_page_selection_changes(written: WrittenProfile, kept_profile: Path) -> None:
     before, after = read_profile(kept_profile), read_profile(written.path)
+    assert written.path.read_text().startswith("# Made by hand.\n")
     assert after.pruning == before.pruning
     assert (after.source, after.calibrated) == (before.source, before.calibrated)
     assert after.sources["pruning.min_keep"] == "chosen"
     assert after.sparsity == replace(
         before.sparsity, full_layers=after.sparsity.full_layers, page_budget=16
     )
-    assert after.sources["sparsity.full_layers"].startswith("calibrated: ")
+    assert after.sources["sparsity.full_layers"].startswith("calibrated by ")
     kept = tomllib.loads(kept_profile.read_text())["evidence"]
     found = tomllib.loads(written.path.read_text())["evidence"]
     assert {key: value for key, value in found.items() if key != "sparsity"} == kept
@@ -89,15 +92,20 @@ def test_the_evidence_has_both_curves_and_every_set(written: WrittenProfile) -> 
     assert (found["samples"], found["page_budget"], found["recency_pages"]) == (3, 16, 3)
     assert {len(curve) for curve in found["by_layer"].values()} == {6}
     chosen = read_profile(written.path).sparsity.full_layers
-    assert tuple(found["full_layers"]["recall"]) == chosen
-    assert len(chosen) == 4
-    assert len(found["full_layers"]["shift"]) == 4
+    assert tuple(found["full_layers"][found["chosen_by"]]) == chosen
+    rules = ["recall", "low_recall", "weighted_recall", "shift"]
+    assert found["expected"]["set"][:4] == rules
+    assert {len(found["full_layers"][rule]) for rule in rules} == {4}
+    assert (
+        min(found["expected"]["kl"])
+        == found["expected"]["kl"][found["expected"]["set"].index(found["chosen_by"])]
+    )
     recall = recall_matrix(found["recall"], num_layers=6)
-    at = found["expected"]["set"].index("recall")
+    at = found["expected"]["set"].index(found["chosen_by"])
     assert found["expected"]["recall"][at] == pytest.approx(
         expected_recall(chosen, recall), abs=2e-3
     )
-    assert max(found["expected"]["objective"]) <= 1.0
+    assert max(found["expected"]["weighted_recall"]) <= 1.0
 
 
 def test_repeating_gives_the_same_file_even_from_its_own_result(
@@ -199,7 +207,16 @@ def test_evidence_that_cannot_be_written_again_is_refused(
         )
 
 
-@pytest.mark.parametrize("changes", [{"samples": -1}, {"steps": 0}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"samples": -1},
+        {"steps": 0},
+        {"kl_steps": 0},
+        {"refine": -1},
+        {"refine": 1, "kl_samples": 0},
+    ],
+)
 def test_bad_sizes_are_refused(changes: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="calibration: "):
         DeltaSettings(**changes)
@@ -220,14 +237,16 @@ def test_the_command_says_what_was_chosen(
 ) -> None:
     arguments = [
         "calibrate", "--model", str(tiny_model_dir), "--sparsity-only", "--lengths", "700",
-        "--delta-samples", "1", "--page-budget", "16", "--full-layers", "4",
+        "--delta-samples", "1", "--page-budget", "16", "--full-layers", "4", "--kl-samples", "0",
         "--profile", str(kept_profile), "--out", str(tmp_path / "cli.toml"),
     ]  # fmt: skip
     told = CliRunner().invoke(cli.app, arguments)
     assert told.exit_code == 0, told.output
-    assert "chosen by recall" in told.stdout
-    assert "by the paper's shift" in told.stdout
+    assert "(chosen): recall " in told.stdout
+    assert "by shift" in told.stdout
     report = json.loads(CliRunner().invoke(cli.app, [*arguments, "--json"]).stdout)
     assert "pruning" not in report
     assert report["sparsity"]["page_budget"] == 16
-    assert report["sparsity"]["recall"] >= report["sparsity"]["recall_p10"]
+    first, *_ = report["sparsity"]["candidates"]
+    assert (first["rule"], first["kl"]) == ("recall", None)
+    assert first["full_layers"] == report["sparsity"]["full_layers"]

@@ -12,6 +12,7 @@ from loadtest.quality.delta_choice import (
     expected_recall,
     layers_by_recall,
     layers_by_shift,
+    neighbours,
     weighted_recall,
 )
 from shared.errors import ConfigError
@@ -41,7 +42,7 @@ def test_no_set_has_a_higher_recall(num_layers: int, data: st.DataObject, seed: 
     count = data.draw(st.integers(3, num_layers - 1))
     recall, weights = made_up(num_layers, seed)
     chosen = layers_by_recall(recall, weights, count=count)
-    sets = [(0, 1, 2, *others) for others in combinations(range(3, num_layers), count - 3)]
+    sets = [(0, 1, 2, *others) for others in combinations(range(3, num_layers - 1), count - 3)]
     assert chosen in sets
     assert worth(chosen, recall, weights) == pytest.approx(
         max(worth(full, recall, weights) for full in sets)
@@ -85,7 +86,17 @@ def test_the_asked_number_of_layers_is_chosen(shift: list[float], data: st.DataO
     assert chosen[:3] == (0, 1, 2)
     assert sorted(set(chosen)) == list(chosen)
     assert len(chosen) == count
-    assert chosen[-1] < len(shift)
+    assert chosen[-1] < len(shift) - 1
+
+
+def test_neighbours_move_one_delta_layer_a_little_and_leave_the_first() -> None:
+    assert neighbours((0, 1, 2, 4, 8), num_layers=10) == [
+        (0, 1, 2, 3, 8),
+        (0, 1, 2, 5, 8),
+        (0, 1, 2, 6, 8),
+        (0, 1, 2, 4, 6),
+        (0, 1, 2, 4, 7),
+    ]
 
 
 @pytest.mark.parametrize("count", [0, 2, 6, 7])

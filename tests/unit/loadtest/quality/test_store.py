@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -31,6 +32,33 @@ def test_a_killed_run_goes_on_after_its_last_whole_line(tmp_path):
     assert third.key not in store
     store.append([third])
     assert read_facts(tmp_path) == [first, second, third]
+
+
+def test_a_report_leaves_out_the_line_that_is_being_written(tmp_path):
+    store = ResultStore(tmp_path, resume=False)
+    store.append([RUN])
+    with store.path.open("a") as file:
+        file.write('{"kind": "trial", "run": 0, "pa')
+    assert read_facts(tmp_path) == [RUN]
+
+
+def test_a_file_of_another_kind_is_named(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"\xff\xfe\x00\n")
+    for opened in (read_facts, partial(ResultStore, resume=True)):
+        with pytest.raises(ConfigError, match=r"results\.jsonl cannot be read"):
+            opened(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match=r"results\.jsonl cannot be read"):
+        read_facts(tmp_path)
+
+
+def test_a_file_in_the_folders_place_is_named(tmp_path):
+    taken = tmp_path / "taken"
+    taken.touch()
+    with pytest.raises(ConfigError, match="taken cannot hold results"):
+        ResultStore(taken, resume=False)
 
 
 def test_the_first_of_equal_keys_counts(tmp_path):

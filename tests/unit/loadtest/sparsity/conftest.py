@@ -15,6 +15,7 @@ SMALL = StudySettings(
     parts=("teacher",),
     policies=("delta", "random", "recency"),
     budgets=(6,),
+    windows=1,
     context=208,
     steps=12,
     sample_every=4,

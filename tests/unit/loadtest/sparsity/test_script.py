@@ -10,7 +10,7 @@ from loadtest.sparsity.records import ForcedFact, read_facts
 ROOT = Path(__file__).resolve().parents[4]
 FLAGS = [
     "--parts", "teacher", "--policies", "delta", "--budgets", "6", "--context", "200",
-    "--steps", "6", "--full-layers", "0,1,2;0,3",
+    "--steps", "6", "--windows", "1", "--full-layers", "0,1,2;0,3",
 ]  # fmt: skip
 
 

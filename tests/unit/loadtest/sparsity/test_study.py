@@ -42,7 +42,7 @@ def test_every_policy_is_measured_beside_dense_on_every_window(run):
 
 
 def test_dense_is_its_own_measure(run):
-    _, facts, _ = run()
+    _, facts, _ = run(windows=1)
     (dense,) = [fact for fact in of(facts, ForcedFact) if fact.arm == "dense"]
     assert (dense.kl, dense.agreement, dense.reduction) == (0.0, 1.0, 1.0)
     assert (dense.accuracy, dense.logprob) == (dense.dense_accuracy, dense.dense_logprob)
@@ -135,8 +135,11 @@ def test_needles_are_asked_after_pruning_under_every_arm(run):
     finished, facts, said = run(parts=("needle",), budgets=(3,), keep_rate=0.2)
     assert finished
     assert said[-1] == ("needle", 1, 1)
-    found = {fact.arm: fact for fact in of(facts, NeedleFact)}
-    assert set(found) == {"full", "dense", "delta", "random", "recency"}
+    whole = {fact.arm: fact for fact in of(facts, NeedleFact) if fact.prefill == "whole"}
+    assert set(whole) == {"full", "dense", "delta", "random", "recency"}
+    assert whole["dense"].attended == whole["full"].attended > whole["delta"].attended
+    found = {fact.arm: fact for fact in of(facts, NeedleFact) if fact.prefill == "pruned"}
+    found["full"] = whole["full"]
     assert found["full"].prefill == "whole"
     assert found["full"].kept == found["full"].prompt_tokens
     for name in ("dense", "delta", "random", "recency"):
@@ -152,12 +155,13 @@ def test_long_texts_score_only_what_answers(run):
     finished, facts, _ = run(parts=("long",), policies=("delta", "raas"))
     assert finished
     measured = of(facts, ForcedFact)
-    assert {fact.text for fact in measured} == {"ledger", "sums", "copy"}
+    assert {fact.text for fact in measured} == {"ledger", "sums", "copy", "repeats"}
     for fact in measured:
-        assert 0 < fact.scored < fact.steps
+        assert 0 < fact.scored <= fact.steps
+        assert (fact.scored == fact.steps) == (fact.text == "repeats")
         assert len(fact.kl_blocks) == max(1, fact.scored // 16)
     for fact in measured:
-        if fact.arm == "raas":
+        if fact.arm == "raas" and fact.text != "repeats":
             assert fact.reduction > 1.5, "a short prompt leaves room to forget"
 
 
@@ -184,6 +188,15 @@ def test_generations_are_scored_by_dense_over_the_same_tokens(run):
             assert {0, held - 1} <= set(pages)
     _, again, _ = run(parts=("generation",))
     assert again == facts
+
+
+def test_each_window_is_continued_by_itself(run):
+    _, facts, said = run(parts=("generation",), generation_windows=2, generation_tokens=10)
+    found = of(facts, GenerationFact)
+    assert [(fact.seed, fact.arm) for fact in found] == [
+        (0, "dense"), (0, "delta"), (1, "dense"), (1, "delta"),
+    ]  # fmt: skip
+    assert said == [("generation", 1, 2), ("generation", 2, 2)]
 
 
 def test_draws_are_shared_between_arms(run):
@@ -222,7 +235,13 @@ def test_texts_that_do_not_fit_the_context_are_refused(run):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"parts": ("teachers",)}, {"policies": ("quesst",)}, {"keep_rate": 1.0}, {"steps": 0}],
+    [
+        {"parts": ("teachers",)},
+        {"policies": ("quesst",)},
+        {"keep_rate": 1.0},
+        {"steps": 0},
+        {"needle_prefills": ("half",)},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(changes):
     with pytest.raises(ConfigError):

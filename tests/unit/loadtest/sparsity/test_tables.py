@@ -71,6 +71,7 @@ def test_windows_are_averaged_and_their_spread_is_kept():
     assert row["texts"] == 2
     assert row["kl"] == pytest.approx(0.02)
     assert row["kl_spread"] == [0.01, 0.03]
+    assert row["kl_median"] == pytest.approx(0.019)
     low, high = row["kl_interval"]
     assert 0.01 < low < 0.02 < high < 0.03
     assert row["agreement"] == Share(122, 128).to_json()
@@ -98,6 +99,8 @@ def test_the_policy_table_joins_prose_and_needles():
     rows = {row["arm"]: row for row in policy_table(facts)}
     assert rows["delta"]["kl"] == 0.01
     assert rows["delta"]["needle"]["of_dense"]["right"] == 1
+    assert rows["delta"]["needle_whole"] is None
+    assert rows["full"]["needle_whole"]["of_full"]["of"] == 1
     assert "kl" not in rows["full"]
 
 
@@ -111,6 +114,8 @@ def test_an_arm_is_ahead_only_where_the_difference_is_certain():
     verdicts = [answers(many, few), answers(few, many), answers(many[:3], few[:3])]
     assert [duel and duel.verdict for duel in verdicts] == ["ahead", "behind", "not told apart"]
     assert answers(many, []) is None
+    whole = {"attended": 200}
+    assert answers(asked("a", [True], **whole), asked("b", [True], **whole)) is None
 
 
 def test_a_duel_says_where_a_budget_did_not_make_reads_alike():
@@ -145,10 +150,10 @@ def test_verdicts_name_rivals_targets_and_who_does_not_beat_random():
     assert quest.startswith("1024 tokens")
     assert "prose: ahead (KL 0.0100 against 0.0300" in quest
     assert "long texts: behind" in quest
-    assert "needles: not told apart (8 right answers against 8 of 8" in quest
+    assert "needles after pruning: not told apart (8 right answers against 8 of 8" in quest
     assert any("oracle_topk (a bound, not a rival): prose: behind" in line for line in lines)
-    assert [line for line in lines if "does not beat random" in line] == [
-        "recency at 1024 tokens does not beat random on prose: KL 0.2500 against 0.2000, "
+    assert [line for line in lines if " random on " in line] == [
+        "recency at 1024 tokens is behind random on prose: KL 0.2500 against 0.2000, "
         "agreement 95.0% against 95.0%, reads 1.00 times as much"
     ]
     assert any(line.startswith("target of 94% and KL 0.015 at 1024 tokens met") for line in lines)

@@ -1,6 +1,6 @@
 import pytest
 
-from loadtest.sparsity.texts import LONG_TEXTS, long_text, prose_window
+from loadtest.sparsity.texts import LONG_TEXTS, long_text, prose_window, repeats_window
 from shared.errors import ConfigError
 
 
@@ -64,6 +64,15 @@ def test_windows_of_prose_differ_and_count_in_full(tokenizer):
     first, second = (prose_window(tokenizer, context=100, steps=20, seed=seed) for seed in (0, 1))
     assert first.prompt_ids != second.prompt_ids
     assert (len(first.prompt_ids), first.steps, sum(first.scored)) == (100, 20, 20)
+
+
+def test_repeats_are_left_out_of_prose_alone(tokenizer):
+    sizes = {"context": 60_000, "steps": 100, "seed": 0}
+    prose, repeats = prose_window(tokenizer, **sizes), repeats_window(tokenizer, **sizes)
+    held = [tokenizer.decode(text.prompt_ids).split(". ") for text in (prose, repeats)]
+    shares = [len(set(sentences)) / len(sentences) for sentences in held]
+    assert shares[0] > 0.99
+    assert shares[1] < 0.95
 
 
 def test_texts_without_room_are_refused(tokenizer):

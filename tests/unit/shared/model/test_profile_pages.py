@@ -6,7 +6,7 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.model.profile import load_profile
-from shared.model.profile_toml import profile_text, read_profile
+from shared.model.profile_toml import profile_text, read_comment, read_profile
 from shared.model.random import random_config
 from shared.types.methods import PageHeads, PageLayout, SparsityParams
 
@@ -87,3 +87,17 @@ def test_mistakes_are_refused_before_a_worker_starts(
     path = write(tmp_path, TEXT.replace(old, new, 1))
     with pytest.raises(ConfigError, match=says):
         load_profile(str(path), config=random_config())
+
+
+def test_comments_at_the_top_of_a_profile_can_be_written_again(tmp_path: Path) -> None:
+    top = "# Which model this is.\n# Where its values come from.\n"
+    path = write(tmp_path, f"{top}{TEXT}\n# not at the top\n")
+    assert read_comment(path) == top
+    text = profile_text(read_profile(path), evidence={}, comment=read_comment(path))
+    assert text.startswith(f"{top}name = ")
+    again = write(tmp_path, text)
+    assert (read_comment(again), read_profile(again)) == (top, read_profile(path))
+
+
+def test_a_profile_without_comments_has_none(tmp_path: Path) -> None:
+    assert read_comment(write(tmp_path, TEXT.lstrip())) == ""
