@@ -89,8 +89,10 @@ class TokenQueue:
         return ahead
 
     def _check_deadline(self, job: PrefillJob, ahead: int) -> None:
-        """Only the wait counts: were a long prompt's own time estimated, a wrong estimate would
-        keep it out for ever, and the estimate would never be corrected.
+        """Refuses a prompt whose turn would come after its deadline.
+
+        Only the wait counts: were a long prompt's own time estimated, a wrong estimate would keep it
+        out for ever, and the estimate would never be corrected.
         """
         deadline_s = job.request.deadline_s
         if deadline_s is None or not ahead or self._speed.tokens_per_second <= 0:

@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def documented_commands() -> str:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```sh\n(openssl req -x509.*?)```", text, flags=re.DOTALL)
-    return block
+    blocks: list[str] = re.findall(r"```sh\n(openssl req -x509.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 1, "one block of commands"
+    return blocks[0]
 
 
 @pytest.fixture
