@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from loadtest.report_files import no_results
 from loadtest.script import (
     list_of,
     print_progress,
@@ -30,7 +31,10 @@ def main(argv: Sequence[str]) -> int:
     only_report = arguments.pop("report")
     try:
         if only_report:
-            print(json.dumps(study_summary(read_facts(arguments["out"])), indent=1))
+            facts = read_facts(arguments["out"])
+            if not facts:
+                raise no_results(arguments["out"])
+            print(json.dumps(study_summary(facts), indent=1))
             return 0
         request = request_of(
             arguments,

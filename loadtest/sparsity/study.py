@@ -31,6 +31,7 @@ from loadtest.sparsity.records import (
     GenerationFact,
     NeedleFact,
 )
+from loadtest.sparsity.resumed import check_keep_rate, check_sizes
 from loadtest.sparsity.settings import StudySettings
 from loadtest.sparsity.texts import LONG_TEXTS, Text, long_text, prose_window, repeats_window
 from shared.errors import ConfigError
@@ -166,6 +167,8 @@ class Study:
         total = settings.generation_windows
         for seed in range(total):
             text = self._window(seed, steps=1, context=settings.generation_context)
+            keys = [self._generation_key(text, arm) for arm in arms]
+            check_sizes(self._store, keys, size=settings.generation_tokens)
             missing = [arm for arm in arms if self._generation_key(text, arm) not in self._store]
             if missing:
                 if self._is_late():
@@ -209,8 +212,11 @@ class Study:
 
     def _continued(self, texts: Sequence[Text], arms: Sequence[Arm], *, part: str) -> bool:
         """Every text under every arm."""
+        check_keep_rate(self._store, arms, keep_rate=self._settings.keep_rate)
         done, total = 0, len(texts) * len(arms)
         for text in texts:
+            keys = [_forced_key(text, arm, part) for arm in arms]
+            check_sizes(self._store, keys, size=text.steps)
             missing = [arm for arm in arms if _forced_key(text, arm, part) not in self._store]
             done += len(arms) - len(missing)
             for prefill, whole in self._prefills(text, missing):
@@ -246,6 +252,7 @@ class Study:
     ) -> bool:
         """Questions of the needle mixture, until all of `counted` answer enough of them."""
         settings, done = self._settings, 0
+        check_keep_rate(self._store, arms, keep_rate=settings.keep_rate)
         candidates = needle_mixture(
             self._writer,
             count=settings.needle_prompts,

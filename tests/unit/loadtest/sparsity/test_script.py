@@ -35,6 +35,13 @@ def test_it_writes_results_with_their_origin_and_says_what_they_mean(
     assert json.loads(capsys.readouterr().out)["teacher"][0]["arm"] == "delta"
 
 
+def test_a_report_of_nothing_says_so(tmp_path, capsys):
+    assert main(["--out", str(tmp_path / "elsewhere"), "--report"]) == 3
+    said = capsys.readouterr()
+    assert "elsewhere has no results" in said.err
+    assert not said.out
+
+
 def test_it_needs_none_of_the_command_lines_packages():
     code = (
         "import sys\n"

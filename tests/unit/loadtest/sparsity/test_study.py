@@ -234,6 +234,20 @@ def test_texts_that_do_not_fit_the_context_are_refused(run):
 
 
 @pytest.mark.parametrize(
+    ("begun", "changed"),
+    [
+        ({}, {"steps": 10}),
+        ({"parts": ("generation",), "generation_tokens": 20}, {"generation_tokens": 16}),
+    ],
+)
+def test_other_sizes_do_not_go_on_with_results(run, begun, changed):
+    run(**begun)
+    assert run(**begun)[0]
+    with pytest.raises(ConfigError, match=r"do not mix; give the flags"):
+        run(**(begun | changed))
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"parts": ("teachers",)},
