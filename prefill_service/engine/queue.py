@@ -91,8 +91,8 @@ class TokenQueue:
     def _check_deadline(self, job: PrefillJob, ahead: int) -> None:
         """Refuses a prompt whose turn would come after its deadline.
 
-        Only the wait counts: were a long prompt's own time estimated, a wrong estimate would keep it
-        out for ever, and the estimate would never be corrected.
+        Only the wait counts: were a long prompt's own time estimated, a wrong estimate would keep
+        it out for ever, and the estimate would never be corrected.
         """
         deadline_s = job.request.deadline_s
         if deadline_s is None or not ahead or self._speed.tokens_per_second <= 0:
