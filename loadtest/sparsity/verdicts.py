@@ -3,6 +3,7 @@
 Every line names its figures, so that a reader can disagree.
 """
 
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -147,21 +148,25 @@ def formula(facts: Sequence[SparsityFact]) -> list[str]:
 
 
 def _best_configuration(facts: Sequence[SparsityFact]) -> list[str]:
-    """Whether some configuration is closer to dense at no more than the profile's reads."""
-    points = frontier(facts)
+    """The closest to dense at no more than the profile's reads, the profile's own among them."""
     own = [
         fact
         for fact in forced_of(facts, TEACHER)
         if (fact.arm, fact.budget, fact.prefill) == (DELTA, TARGET_TOKENS, WHOLE)
     ]
-    if not points or not own:
+    if not own:
         return []
     read = sum(f.attended for f in own) / sum(f.dense_attended for f in own)
+    profile = {
+        "arm": "the profile's over the teacher's texts",
+        "budget": TARGET_TOKENS,
+        "agreement": statistics.fmean(fact.agreement for fact in own),
+        "kl": statistics.fmean(fact.kl for fact in own),
+        "read": read,
+    }
     # Texts of the ablations may be shorter: a percent of slack for the lengths.
-    within = [point for point in points if point["read"] <= read * 1.01]
-    best = max(within, key=lambda point: point["agreement"], default=None)
-    if best is None:
-        return []
+    within = [point for point in frontier(facts) if point["read"] <= read * 1.01]
+    best = max([profile, *within], key=lambda point: float(point["agreement"]))
     return [
         f"target of {BEST_AGREEMENT:.0%} at no more than {read:.1%} of dense's reads "
         f"{_met(best['agreement'] >= BEST_AGREEMENT)}: best is {best['arm']} at "

@@ -222,6 +222,11 @@ def test_the_frontier_marks_what_nothing_beats():
     )
 
 
+def test_the_profiles_own_set_may_be_the_best():
+    (line,) = [line for line in verdict_lines([replace(FORCED, agreement=0.97)]) if "96%" in line]
+    assert "met: best is the profile's over the teacher's texts at 1024 tokens (97.0%" in line
+
+
 def test_mean_pages_leave_the_full_layers_out():
     arm = ArmFact(
         run=0, arm="mass=0.9", budget=4096, prefill=WHOLE, group="mass", policy="delta",
