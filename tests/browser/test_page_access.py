@@ -6,7 +6,7 @@ from playwright.async_api import expect
 from tests.support.browser import PHONE, visit
 from tests.support.gateway_rig import DEFAULT_ANSWER, running_rig
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 TABS = ("play", "compare", "live")
 

@@ -6,7 +6,7 @@ from playwright.async_api import expect
 from tests.support.browser import visit
 from tests.support.gateway_rig import running_rig
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_workers_figures_flows_and_waterfalls(browser, tiny_model_dir):

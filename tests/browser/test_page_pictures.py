@@ -12,7 +12,7 @@ from tests.support.browser import Visit, visit
 from tests.support.decode_server import write_profile
 from tests.support.full_stack import running_stack
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and the dog looks on. " * 6
 

@@ -15,7 +15,7 @@ from tests.support.browser import visit
 from tests.support.gateway_rig import DEFAULT_ANSWER, running_rig
 from tests.support.simulated_workers import FailEvent
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_an_answer_streams_in_and_its_figures_follow(

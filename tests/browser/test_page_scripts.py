@@ -10,7 +10,7 @@ import pytest_asyncio
 from tests.support.browser import visit
 from tests.support.gateway_rig import running_rig
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 FIELDS = {
     "endpoint": "chat", "model": "", "system": "", "prompt": "hi", "max_tokens": "8",
