@@ -1,6 +1,7 @@
 """Real servers in process: health, reflection, ports, interceptors on every kind of call."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -103,10 +104,13 @@ async def test_a_slow_first_handshake_is_waited_for() -> None:
     async with probe(act) as (server, _):
 
         async def delayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await asyncio.sleep(0.5)
-            inner = await asyncio.open_connection(server.host, server.port)
-            pipes = [_pipe(reader, inner[1]), _pipe(inner[0], writer)]
-            await asyncio.gather(*pipes, return_exceptions=True)
+            # Closed even where the test ends first: a writer left open warns in a later test.
+            with contextlib.closing(writer):
+                await asyncio.sleep(0.5)
+                inner = await asyncio.open_connection(server.host, server.port)
+                with contextlib.closing(inner[1]):
+                    pipes = [_pipe(reader, inner[1]), _pipe(inner[0], writer)]
+                    await asyncio.gather(*pipes, return_exceptions=True)
 
         async with await asyncio.start_server(delayed, "127.0.0.1", 0) as slow:
             host, port = slow.sockets[0].getsockname()
