@@ -6,6 +6,7 @@ from typing import Any
 
 from loadtest.quality.calibrate_origin import origin
 from loadtest.quality.delta_calibrate import DeltaCalibration
+from loadtest.quality.delta_candidates import REFINED, SHIPPED
 from loadtest.quality.delta_choice import (
     FIRST_DELTA,
     Matrix,
@@ -102,11 +103,24 @@ def recall_matrix(table: Mapping[str, Sequence[float]], *, num_layers: int) -> l
 def _source(found: DeltaCalibration) -> str:
     best = found.best
     recall = expected_recall(best.full_layers, found.curves.recall_YY.tolist())
-    kl = "" if best.closeness is None else f"; KL from dense {best.closeness.kl:.4f}"
-    return (
-        f"calibrated by {best.rule}: {recall:.1%} of the sparse layers' attention lies in the "
-        f"{found.params.page_budget} pages, mean of {found.num_samples} samples{kl}"
+    closest = (
+        ""
+        if best.closeness is None
+        else f" was the closest of the proposals (KL {best.closeness.kl:.4f} from dense)"
     )
+    return (
+        f"calibrated: {_set_words(best.rule)}{closest}; {recall:.1%} of sparse layers' attention "
+        f"in {found.params.page_budget} pages, {found.num_samples} samples"
+    )
+
+
+def _set_words(rule: str) -> str:
+    """The set that a rule proposes, as a sentence names it."""
+    if rule == SHIPPED:
+        return "the shipped set"
+    if rule.startswith(REFINED):
+        return "a refined set"
+    return f"the set by {rule.replace('_', ' ')}"
 
 
 def _rows(matrix: Matrix) -> dict[str, list[float]]:

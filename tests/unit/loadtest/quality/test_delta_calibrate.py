@@ -12,7 +12,7 @@ from deploy import cli
 from loadtest.quality.calibrate import WrittenProfile, run_calibration
 from loadtest.quality.calibrate_settings import CalibrationSettings
 from loadtest.quality.delta_choice import expected_recall
-from loadtest.quality.delta_profile import recall_matrix
+from loadtest.quality.delta_profile import recall_matrix, with_delta_layers
 from loadtest.quality.delta_samples import PROSE_TOKENS, generated_delta_samples
 from loadtest.quality.delta_settings import DeltaSettings
 from loadtest.quality.tasks.prompt import PromptWriter
@@ -81,10 +81,35 @@ def test_only_the_page_selection_changes(written: WrittenProfile, kept_profile: 
     assert after.sparsity == replace(
         before.sparsity, full_layers=after.sparsity.full_layers, page_budget=16
     )
-    assert after.sources["sparsity.full_layers"].startswith("calibrated by ")
+    assert written.delta is not None
+    best = written.delta.best
+    assert best.closeness is not None
+    told = after.sources["sparsity.full_layers"]
+    assert f" was the closest of the proposals (KL {best.closeness.kl:.4f} from dense); " in told
     kept = tomllib.loads(kept_profile.read_text())["evidence"]
     found = tomllib.loads(written.path.read_text())["evidence"]
     assert {key: value for key, value in found.items() if key != "sparsity"} == kept
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("shipped", "the shipped set"),
+        ("refined_2", "a refined set"),
+        ("low_recall", "the set by low recall"),
+    ],
+)
+def test_the_source_names_the_set_that_was_taken(
+    written: WrittenProfile, kept_profile: Path, rule: str, text: str
+) -> None:
+    assert written.delta is not None
+    found = replace(written.delta, candidates=[replace(written.delta.best, rule=rule)])
+    source = with_delta_layers(read_profile(kept_profile), found).sources["sparsity.full_layers"]
+    assert source.startswith(f"calibrated: {text} was the closest ")
+    # Nothing was compared where recall alone decides.
+    alone = replace(found, candidates=[replace(found.best, closeness=None)])
+    source = with_delta_layers(read_profile(kept_profile), alone).sources["sparsity.full_layers"]
+    assert source.startswith(f"calibrated: {text}; ")
 
 
 def test_the_evidence_has_both_curves_and_every_set(written: WrittenProfile) -> None:
