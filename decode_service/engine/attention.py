@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from decode_service.sparsity.base import Evidence
+from decode_service.sparsity.page_scores import token_scores
 
 
 class Attended(NamedTuple):
@@ -52,7 +53,7 @@ class TorchDecodeAttention:
     name = "torch"
 
     def __init__(self) -> None:
-        self._own_heads: dict[tuple[int, int], torch.Tensor] = {}
+        self._own_heads: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
 
     def attend(
         self, q_HD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor, *, evidence: Evidence
@@ -70,7 +71,7 @@ class TorchDecodeAttention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         length, num_key_heads, head_dim = k_TGD.shape
         num_heads = q_HD.shape[0]
-        own_HG = self._own(num_heads, num_key_heads).to(q_HD.dtype)
+        own_HG = self._own(num_heads, num_key_heads, q_HD.dtype)
         q_HK = (q_HD[:, None, :] * own_HG[:, :, None]).flatten(1)
         logits_TH = functional.linear(k_TGD.view(length, -1), q_HK)
         probs_HT = torch.softmax(logits_TH.t().contiguous(), dim=-1, dtype=torch.float32)
@@ -79,11 +80,11 @@ class TorchDecodeAttention:
         out_GQD = out_GQGD.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
         return out_GQD.reshape(num_heads, head_dim), probs_HT.view(num_key_heads, -1, length)
 
-    def _own(self, num_heads: int, num_key_heads: int) -> torch.Tensor:
-        """1 where a query head belongs to a head of keys, [H, G]."""
-        key = (num_heads, num_key_heads)
+    def _own(self, num_heads: int, num_key_heads: int, dtype: torch.dtype) -> torch.Tensor:
+        """1 where a query head belongs to a head of keys, [H, G]; on the CPU, as all keys here."""
+        key = (num_heads, num_key_heads, dtype)
         if key not in self._own_heads:
-            eye = torch.eye(num_key_heads)
+            eye = torch.eye(num_key_heads, dtype=dtype)
             self._own_heads[key] = eye.repeat_interleave(num_heads // num_key_heads, dim=0)
         return self._own_heads[key]
 
@@ -115,4 +116,4 @@ def _head_by_head(
 def _evidence_of(probs_GQT: torch.Tensor, wanted: Evidence) -> torch.Tensor | None:
     if wanted is Evidence.NONE:
         return None
-    return probs_GQT.amax(dim=1) if wanted is Evidence.SCORES else probs_GQT.flatten(0, 1)
+    return token_scores(probs_GQT) if wanted is Evidence.SCORES else probs_GQT.flatten(0, 1)

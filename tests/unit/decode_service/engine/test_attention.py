@@ -49,3 +49,17 @@ def test_scores_of_a_narrow_dtype_are_float32_all_the_way() -> None:
     assert result.evidence is not None
     assert wide.evidence is not None
     torch.testing.assert_close(result.evidence, wide.evidence, atol=1e-6, rtol=1e-5)
+
+
+def test_one_backend_serves_rows_of_any_dtype_and_shape() -> None:
+    backend = TorchDecodeAttention()
+    for dtype in (torch.bfloat16, torch.float32, torch.bfloat16, torch.float64):
+        for heads, kv_heads in ((4, 2), (6, 2)):
+            q_HD, k_TGD, v_TGD = (
+                torch.randn(*shape, dtype=dtype)
+                for shape in ((heads, 16), (50, kv_heads, 16), (50, kv_heads, 16))
+            )
+            got = backend.attend(q_HD, k_TGD, v_TGD, evidence=Evidence.NONE)
+            fresh = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, evidence=Evidence.NONE)
+            assert got.out_HD.dtype is dtype
+            assert torch.equal(got.out_HD, fresh.out_HD)
