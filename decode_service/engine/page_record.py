@@ -56,7 +56,6 @@ class PageRecord:
         self._total = 0
         self._steps: list[PageStep] = []
         self._ranges = 0
-        self._earlier: dict[int, Selection] = {}
         self._read: dict[int, Ranges] = {}
         self._refreshed: list[int] = []
 
@@ -82,9 +81,7 @@ class PageRecord:
         if layer not in self._watched:
             return
         if selection is not None and not self._deltas:
-            if selection is not self._earlier.get(layer):
-                self._refreshed.append(layer)
-            self._earlier[layer] = selection
+            self._refreshed.append(layer)
         self._read[layer] = self._columns_of(selection, slots=slots)
 
     def end(self, *, position: int, attended: int, dense: int) -> None:

@@ -37,7 +37,7 @@ class TracingRunner:
             return self._inner.step(rows)
         before = [(row.position, row.attended, row.dense) for row in traced]
         due = {row: row.record for row in traced if row.record is not None and row.record.begin()}
-        tokens = self._inner.step(rows, observer=_Notes(due))
+        tokens = self._inner.step(rows, observer=_Notes(due) if due else None)
         for row, (position, attended, dense) in zip(traced, before, strict=True):
             assert row.record is not None, "chosen by it"
             row.record.end(

@@ -128,6 +128,31 @@ def test_a_step_that_failed_is_told_once(tiny_model: Transformer) -> None:
     assert [step.step for step in trace.steps] == [1]
 
 
+def test_a_step_that_no_record_will_tell_is_not_watched(tiny_model: Transformer) -> None:
+    prompt, _ = make_prompt(tiny_model, mode="layer", tokens=60, kept=40, seed=4)
+    cache = make_cache(tiny_model)
+    row = place(tiny_model, cache, prompt, first_token=11, sparsity=DELTA, traced=True)
+    inner = make_runner(tiny_model, cache)
+    watched: list[bool] = []
+
+    class Listening:
+        def step(self, rows, *, observer=None):
+            watched.append(observer is not None)
+            return inner.step(rows, observer=observer)
+
+    runner = TracingRunner(Listening())
+    runner.step([row])
+    assert row.record is not None
+    row.record._thin_out()  # every second step from here on
+    for _ in range(4):
+        runner.step([row])
+    assert watched == [True, False, True, False, True]
+    trace = row.record.trace()
+    assert trace is not None
+    assert [step.step for step in trace.steps] == [1, 3, 5]
+    assert trace.total_steps == 5
+
+
 def record(**changes: object) -> PageRecord:
     values: dict[str, object] = {
         "policy": "delta",
