@@ -6,20 +6,8 @@ Shapes: H query heads, G KV heads, D head size, T slots of a row, U units of a s
 import torch
 
 from decode_service.sparsity.base import Selection
+from decode_service.sparsity.page_scores import full_probs
 from shared.kv.geometry import PAGE_SIZE, pages_for
-
-
-def full_probs(q_HD: torch.Tensor, k_TGD: torch.Tensor) -> torch.Tensor:
-    """Probabilities of full attention over all slots, float32 [H, T].
-
-    Args:
-        q_HD: rotated query.
-        k_TGD: rotated keys, any strides.
-    """
-    num_kv_heads, head_dim = k_TGD.shape[1], k_TGD.shape[2]
-    q_GQD = (q_HD.float() * head_dim**-0.5).view(num_kv_heads, -1, head_dim)
-    logits_GQT = torch.bmm(q_GQD, k_TGD.float().permute(1, 2, 0))
-    return torch.softmax(logits_GQT, dim=-1).flatten(0, 1)
 
 
 def mass_inside(probs_HT: torch.Tensor, selection: Selection | None) -> torch.Tensor:

@@ -5,12 +5,12 @@ table for all heads: the score and the forced pages are DELTA's, and nothing is 
 over, so what it loses against dense is lost to pages, to the shared table and to the budget, and
 what DELTA loses beyond it is lost to reuse.
 
-Shapes: H query heads, G KV heads, R query heads of one KV head, T slots, D head size, P pages.
+Shapes: H query heads, G KV heads, T slots, D head size, P pages.
 """
 
 import torch
 
-from decode_service.sparsity.page_scores import page_sums, token_scores, top_pages
+from decode_service.sparsity.page_scores import full_probs, page_sums, top_pages
 from decode_service.sparsity.stateless import Reading, StatelessPolicy
 
 
@@ -30,8 +30,4 @@ class OracleTopkPolicy(StatelessPolicy):
 
 def true_page_scores(q_HD: torch.Tensor, k_TGD: torch.Tensor) -> torch.Tensor:
     """Sum over each page of the largest probability among all heads, float32 [P]."""
-    num_kv_heads, head_dim = k_TGD.shape[1:]
-    q_GRD = (q_HD.float() * head_dim**-0.5).view(num_kv_heads, -1, head_dim)
-    logits_GRT = torch.bmm(q_GRD, k_TGD.float().permute(1, 2, 0))
-    scores_GT = token_scores(torch.softmax(logits_GRT, dim=-1))
-    return page_sums(scores_GT.amax(dim=0))
+    return page_sums(full_probs(q_HD, k_TGD).amax(dim=0))

@@ -1,12 +1,26 @@
 """Page scores and the choice by score: maths common to the policies.
 
-Shapes: G KV heads, R query heads of one KV head or rows of scores, T slots, P pages.
+Shapes: H query heads, G KV heads, R query heads of one KV head or rows of scores, D head size,
+T slots, P pages.
 """
 
 import torch
 from torch.nn import functional
 
 from shared.kv.geometry import PAGE_SIZE
+
+
+def full_probs(q_HD: torch.Tensor, k_TGD: torch.Tensor) -> torch.Tensor:
+    """Probabilities of full attention over all slots, float32 [H, T].
+
+    Args:
+        q_HD: rotated query.
+        k_TGD: rotated keys, any strides.
+    """
+    num_kv_heads, head_dim = k_TGD.shape[1:]
+    q_GRD = (q_HD.float() * head_dim**-0.5).view(num_kv_heads, -1, head_dim)
+    logits_GRT = torch.bmm(q_GRD, k_TGD.float().permute(1, 2, 0))
+    return torch.softmax(logits_GRT, dim=-1).flatten(0, 1)
 
 
 def token_scores(probs_GRT: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from decode_service.engine.recall import full_probs, mass_inside, mean_mass
+from decode_service.engine.recall import mass_inside, mean_mass
 from decode_service.sparsity.base import Selection, page_selection, slot_selection
+from decode_service.sparsity.page_scores import full_probs
 
 HEADS, KV_HEADS, SIZE, SLOTS = 6, 2, 8, 45
 
