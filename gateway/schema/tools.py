@@ -113,8 +113,10 @@ class CalledFunction(Body):
             return self.arguments
         try:
             value = json.loads(self.arguments or "{}")
-        except ValueError:
-            # A call that max_tokens cut off; the template prints it as it was.
+            json.dumps(value, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            # A call that max_tokens cut off, half of a surrogate pair, or nesting that no template
+            # can follow; it is printed as it was.
             return self.arguments
         return value if isinstance(value, dict) else self.arguments
 

@@ -79,7 +79,8 @@ class FreeObject:
     def __init__(self, form: ToolFormat, *, names: Sequence[str], index: int) -> None:
         self.started = False
         self._form = form
-        self._names = frozenset(names)
+        # Whatever the model wrote may be looked for, also what no set can look for.
+        self._names = tuple(names)
         self._index = index
         self._seen: list[str] = []
         self._object = Balance()
@@ -107,6 +108,7 @@ class FreeObject:
             if isinstance(arguments, str):
                 arguments = json.loads(arguments)
             written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            written.encode()  # half of a surrogate pair is JSON, but no text that can be sent
         except (ValueError, AttributeError, RecursionError):
             return None
         if name not in self._names or not isinstance(arguments, dict):

@@ -41,6 +41,8 @@ PIECES = st.sampled_from(
         '{"name": "find_all", "parameters": {"b": [1]}}',
         '{"name": "other", "arguments": {}}',
         '{"name": 3}',
+        '{"name": ["find"], "arguments": {}}',
+        '{"name": "find", "arguments": {"a": "\\ud800"}, "parameters": {"a": "\\ud800"}}',
     ]
 )
 TEXTS = st.lists(PIECES, max_size=14).map("".join)
@@ -88,6 +90,7 @@ def test_cuts_do_not_matter(form: ToolFormat, enforced: bool, text: str, cuts: l
     whole = read(form, [text], enforced=enforced)
     assert read(form, pieces, enforced=enforced) == whole
     assert read(form, list(text), enforced=enforced) == whole
+    json.dumps(whole, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)

@@ -234,6 +234,26 @@ def test_content_parts() -> None:
     assert refused(messages=[{"role": "user", "content": [{"type": "text"}]}]).param
 
 
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        ("", {}),
+        ('{"a": "\\u00e9"}', {"a": "é"}),
+        ('{"id": 123456789012345678901}', {"id": 123456789012345678901}),
+        ('{"a": ', '{"a": '),
+        ("[1]", "[1]"),
+        ('{"a": "\\ud800"}', '{"a": "\\ud800"}'),
+        ('{"a":' * 3000 + "1" + "}" * 3000, '{"a":' * 3000 + "1" + "}" * 3000),
+    ],
+    ids=["empty", "object", "long number", "cut off", "no object", "half a pair", "deep"],
+)
+def test_arguments_of_an_earlier_call_reach_the_template(arguments: str, seen: object) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    body = chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+    (printed,) = body.messages[0].for_template()["tool_calls"]
+    assert printed["function"] == {"name": "f", "arguments": seen}
+
+
 def test_template_variables_are_a_closed_list() -> None:
     body = chat(
         chat_template_kwargs={"enable_thinking": False, "messages": []}, reasoning_effort="low"
