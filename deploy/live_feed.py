@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from deploy.rest_client import refusal_of
-from shared.errors import TransportError, UnavailableError
+from deploy.rest_client import refusal_of, unreachable
+from shared.errors import TransportError
 
 FEED = "/admin/live"
 
@@ -32,10 +32,7 @@ def live_states(client: httpx.Client) -> Iterator[State]:
                 if line.startswith(_DATA):
                     yield _state(line.removeprefix(_DATA))
     except httpx.TransportError as error:
-        raise UnavailableError(
-            f"{client.base_url} cannot be reached ({error}); start the servers with `tandem up` "
-            "or give --url"
-        ) from error
+        raise unreachable(client, error) from error
 
 
 def _state(payload: str) -> State:

@@ -66,10 +66,7 @@ def stream_chat(
                 if chunk.get("usage"):
                     usage, report = chunk["usage"], chunk.get("tandem") or {}
     except httpx.TransportError as error:
-        raise UnavailableError(
-            f"{client.base_url} cannot be reached ({error}); start the servers with `tandem up` "
-            "or give --url"
-        ) from error
+        raise unreachable(client, error) from error
     if finish is None:
         raise TransportError(
             "the stream ended without a finish reason: the server went away; try again"
@@ -94,10 +91,7 @@ def served_models(client: httpx.Client) -> list[str]:
     try:
         response = client.get("/v1/models")
     except httpx.TransportError as error:
-        raise UnavailableError(
-            f"{client.base_url} cannot be reached ({error}); start the servers with `tandem up` "
-            "or give --url"
-        ) from error
+        raise unreachable(client, error) from error
     if response.status_code != httpx.codes.OK:
         raise refusal_of(response)
     return [str(model["id"]) for model in response.json()["data"]]
@@ -119,6 +113,14 @@ def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
         if "error" in chunk:
             raise TandemError(str(chunk["error"]["message"]), code=str(chunk["error"]["code"]))
         yield chunk
+
+
+def unreachable(client: httpx.Client, error: httpx.TransportError) -> UnavailableError:
+    """The error of a gateway that does not answer."""
+    return UnavailableError(
+        f"{client.base_url} cannot be reached ({error}); start the servers with `tandem up` "
+        "or give --url"
+    )
 
 
 def refusal_of(response: httpx.Response) -> TandemError:
