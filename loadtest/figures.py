@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+MARKERS = "osD^v<>PX*hd"
+"""One for each line of a figure, in turn."""
 _DPI = 110
 _COLUMNS = 4
 

@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.figures import panel_figure, png_files
+from loadtest.figures import MARKERS, panel_figure, png_files
 from loadtest.quality.layers import SINGLE, depth_summary, mean_curve
 from loadtest.quality.store import CorrelationCurve, Fact, Trial
 from loadtest.quality.summary import (
@@ -24,8 +24,6 @@ from loadtest.quality.summary import (
     trials_of,
     ttft_ratio,
 )
-
-_MARKERS = "osD^v<>PX*hd"
 
 
 def draw_all(facts: Sequence[Fact]) -> dict[str, bytes]:
@@ -108,7 +106,7 @@ def quality_against_ttft(facts: Sequence[Fact]) -> Figure | None:
     for index, (arm, line) in enumerate(sorted(points.items())):
         xs, ys = zip(*line, strict=True)
         style = ":" if arm in CONTROLS else "-"
-        axes.plot(xs, ys, style, marker=_MARKERS[index % len(_MARKERS)], label=arm, alpha=0.8)
+        axes.plot(xs, ys, style, marker=MARKERS[index % len(MARKERS)], label=arm, alpha=0.8)
     axes.axhline(0.95, color="grey", linewidth=0.8, linestyle="--")
     axes.set(
         xlabel="time to first token, share of full's in the same run (longest timed prompt)",

@@ -77,7 +77,7 @@ class ForcedText:
             )
             for arm, own, row, seen in zip(rows, figures, batch.rows, probe.readings(), strict=True)
         ]
-        return [*arm_facts(rows, batch, run=run, pruning=self.prefill.params), *found]
+        return [*arm_facts(rows, batch.rows, run=run, pruning=self.prefill.params), *found]
 
     def _blank(
         self, batch: RowBatch, *, part: str, run: int, scored: int, seconds: float

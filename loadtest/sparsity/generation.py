@@ -18,7 +18,7 @@ from loadtest.sparsity.arms import Arm, dense_arm
 from loadtest.sparsity.comparison import divergence
 from loadtest.sparsity.prefills import Prefill
 from loadtest.sparsity.records import ArmFact, GenerationFact, PageStripFact
-from loadtest.sparsity.rows import RowBatch, row_batch
+from loadtest.sparsity.rows import RowBatch, arm_facts, row_batch
 from loadtest.sparsity.strip import StripRecorder
 from loadtest.sparsity.texts import Text
 from shared.model.transformer import Transformer
@@ -59,11 +59,11 @@ class FreeText:
         kept = self._generate(writers, recorders)
         own = kept.tokens[0]
         facts: list[ArmFact | GenerationFact | PageStripFact] = [
-            arm.fact(run=self.run, roles=row.row_policy.roles, pruning=None)
-            for arm, row in zip(writers, kept.batch.rows, strict=False)
-        ]
-        facts += [
-            self._generation(kept, row, arm, dense_tokens=own) for row, arm in enumerate(writers)
+            *arm_facts(writers, kept.batch.rows[: len(writers)], run=self.run, pruning=None),
+            *(
+                self._generation(kept, row, arm, dense_tokens=own)
+                for row, arm in enumerate(writers)
+            ),
         ]
         for arm, recorder in zip(arms, recorders.each, strict=True):
             facts += self._strips(arm, recorder)
@@ -91,8 +91,7 @@ class FreeText:
             # Dense scores itself; the scoring rows follow the arms.
             dense_AV = torch.cat((logits_AV[:1], computed.logits_BV[arms:]))
             chosen_A = self._choose(logits_AV, step=step + 1)
-            kept.add(logits_AV, dense_AV=dense_AV, chosen_A=chosen_A)
-            tokens = chosen_A.tolist()
+            tokens = kept.add(logits_AV, dense_AV=dense_AV, chosen_A=chosen_A)
             computed.accept([*tokens, *tokens[1:]])
         return kept
 
@@ -185,14 +184,16 @@ class _Kept:
     same: list[Tensor] = field(default_factory=list)
     kl: list[Tensor] = field(default_factory=list)
 
-    def add(self, logits_AV: Tensor, *, dense_AV: Tensor, chosen_A: Tensor) -> None:
-        """Takes one step."""
+    def add(self, logits_AV: Tensor, *, dense_AV: Tensor, chosen_A: Tensor) -> list[int]:
+        """Takes one step; returns the chosen tokens, the only copy off the device."""
         dense_log_AV = dense_AV.log_softmax(dim=-1)
         self.logprob.append(dense_log_AV.gather(1, chosen_A[:, None]).squeeze(1))
         self.same.append(logits_AV.argmax(dim=-1) == dense_AV.argmax(dim=-1))
         self.kl.append(divergence(dense_log_AV, logits_AV.log_softmax(dim=-1)))
-        for own, token in zip(self.tokens, chosen_A.tolist(), strict=True):
+        chosen: list[int] = chosen_A.tolist()
+        for own, token in zip(self.tokens, chosen, strict=True):
             own.append(token)
+        return chosen
 
 
 @dataclass(slots=True, eq=False)

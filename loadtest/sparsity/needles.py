@@ -83,4 +83,4 @@ class NeedleQuestion:
             )
             for index, arm in enumerate(arms)
         ]
-        return [*arm_facts(arms, batch, run=self.run, pruning=prefill.params), *found]
+        return [*arm_facts(arms, batch.rows, run=self.run, pruning=prefill.params), *found]

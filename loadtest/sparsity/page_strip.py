@@ -3,7 +3,6 @@
 Shapes: S steps, P pages.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from loadtest.figures import png
 from shared.kv.geometry import PAGE_SIZE, pages_for
 
-_DPI = 110
 _UNREAD = (0.90, 0.90, 0.90)
 _CHOSEN = (0.12, 0.38, 0.72)
 _RECENT = (0.95, 0.56, 0.17)
@@ -117,9 +116,7 @@ def draw_strip(strip: PageStrip) -> bytes:
     patches = [Patch(facecolor=colour, edgecolor="grey", label=text) for colour, text in _LEGEND]
     handles, _ = axes.get_legend_handles_labels()
     figure.legend(handles=[*patches, *handles], loc="outside lower center", ncols=3, fontsize=7)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=_DPI)
-    return buffer.getvalue()
+    return png(figure)
 
 
 def _colours(strip: PageStrip, *, num_pages: int) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from loadtest.figures import panel_figure, png_files
+from loadtest.figures import MARKERS, panel_figure, png_files
 from loadtest.quality.delta_plots import recall_figure, shift_figure
 from loadtest.sparsity.generation import CURVE_TOKENS
 from loadtest.sparsity.page_strip import PageStrip, draw_strip
@@ -27,7 +27,6 @@ from shared.kv.geometry import PAGE_SIZE
 from shared.types.page_policies import PagePolicyName
 
 _CONTROLS = ("random", "recency", "oracle_topk")
-_MARKERS = "osD^v<>PX*hd"
 _STRIPS = 4
 """Page strips in a report at most."""
 
@@ -58,7 +57,7 @@ def closeness_by_budget(facts: Sequence[SparsityFact]) -> Figure | None:
     for index, (name, colour) in enumerate(zip(names, colours, strict=True)):
         line = sorted((row for row in rows if row["arm"] == name), key=lambda row: row["budget"])
         budgets = [row["budget"] for row in line]
-        style = f"{_MARKERS[index % len(_MARKERS)]}{':' if name in _CONTROLS else '-'}"
+        style = f"{MARKERS[index % len(MARKERS)]}{':' if name in _CONTROLS else '-'}"
         left.plot(budgets, [row["kl"] for row in line], style, color=colour, label=name)
         shares = [row["agreement"]["share"] for row in line]
         right.plot(budgets, shares, style, color=colour, label=name)
@@ -112,7 +111,7 @@ def frontier_figure(facts: Sequence[SparsityFact]) -> Figure | None:
         axes.scatter(
             [point["read"] for point in own],
             [point["agreement"] for point in own],
-            marker=_MARKERS[index % len(_MARKERS)],
+            marker=MARKERS[index % len(MARKERS)],
             label=group,
             alpha=0.8,
         )

@@ -127,12 +127,12 @@ def _written(
 
 
 def arm_facts(
-    arms: Sequence[Arm], batch: RowBatch, *, run: int, pruning: PruningParams | None
+    arms: Sequence[Arm], own: Sequence[rows.Sequence], *, run: int, pruning: PruningParams | None
 ) -> list[ArmFact]:
-    """What each arm of a batch is, with the roles that its layers took."""
+    """What each arm is, with the roles that the layers of its own row took."""
     return [
         arm.fact(run=run, roles=row.row_policy.roles, pruning=pruning)
-        for arm, row in zip(arms, batch.rows, strict=True)
+        for arm, row in zip(arms, own, strict=True)
     ]
 
 
