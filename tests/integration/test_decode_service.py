@@ -12,27 +12,16 @@ from shared.model.transformer import Transformer
 from shared.types.handoff import HandoffKey
 from shared.types.options import Mode, RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions
-from tests.support.decode_server import decode_server, direct_tokens, settle, write_profile
+from tests.support.decode_server import decode_server, direct_tokens, settle
 from tests.support.prefill_peer import PrefillPeer, prefill_peer, prepare
 
 KEY = HandoffKey("request", 1)
-
-
-@pytest.fixture(scope="session")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_profile(tmp_path_factory.mktemp("profile"))
 
 
 @pytest.fixture
 async def server(tiny_model_dir: Path, profile: Path) -> AsyncIterator[DecodeServer]:
     async with decode_server(tiny_model_dir, profile) as running:
         yield running
-
-
-@pytest.fixture
-async def peer(server: DecodeServer) -> AsyncIterator[PrefillPeer]:
-    async with prefill_peer(server.core.identity, server.address) as made:
-        yield made
 
 
 @pytest.mark.parametrize("mode", ["identity", "shared", "layer", "head"])

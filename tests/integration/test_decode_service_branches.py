@@ -15,8 +15,8 @@ from shared.rpc.status import error_from_rpc
 from shared.types.handoff import HandoffKey
 from shared.types.sampling import SamplingParams, StopConditions
 from tests.support.decode_rows import make_cache, make_runner, place
-from tests.support.decode_server import SPARSITY, decode_server, settle, write_profile
-from tests.support.prefill_peer import Decoded, PrefillPeer, Prepared, prefill_peer, prepare
+from tests.support.decode_server import SPARSITY, decode_server, settle
+from tests.support.prefill_peer import Decoded, PrefillPeer, Prepared, prepare
 
 KEY = HandoffKey("request", 1)
 SAMPLED = SamplingParams(temperature=1.0, seed=11)
@@ -25,21 +25,10 @@ NEW = 40
 STOP = StopConditions(max_tokens=NEW)
 
 
-@pytest.fixture(scope="session")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_profile(tmp_path_factory.mktemp("profile"))
-
-
 @pytest.fixture
 async def server(tiny_model_dir: Path, profile: Path) -> AsyncIterator[DecodeServer]:
     async with decode_server(tiny_model_dir, profile, adopt_lease_s=1.0) as running:
         yield running
-
-
-@pytest.fixture
-async def peer(server: DecodeServer) -> AsyncIterator[PrefillPeer]:
-    async with prefill_peer(server.core.identity, server.address) as made:
-        yield made
 
 
 async def decode(

@@ -1,9 +1,7 @@
 """Commits and pushes that the decode service refuses; a refusal leaves nothing behind."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -21,39 +19,16 @@ from shared.rpc.status import error_from_rpc
 from shared.types.handoff import HandoffKey, HandoffState
 from shared.types.kv_manifest import LayoutSpec, PositionKind, SegmentKind
 from shared.types.sampling import SampledToken
-from tests.support.decode_server import decode_server, direct_tokens, settle, write_profile
+from tests.support.decode_server import direct_tokens, settle
 from tests.support.prefill_peer import (
     Faults,
     PrefillPeer,
     Prepared,
-    prefill_peer,
     prepare,
     with_positions,
 )
 
 KEY = HandoffKey("request", 1)
-
-
-@pytest.fixture(scope="module")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_profile(tmp_path_factory.mktemp("profile"))
-
-
-@pytest.fixture
-async def server(tiny_model_dir: Path, profile: Path) -> AsyncIterator[DecodeServer]:
-    async with decode_server(tiny_model_dir, profile, commit_wait_s=0.5) as running:
-        yield running
-
-
-@pytest.fixture
-async def peer(server: DecodeServer) -> AsyncIterator[PrefillPeer]:
-    async with prefill_peer(server.core.identity, server.address) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def prepared(tiny_model: Transformer) -> Prepared:
-    return prepare(tiny_model, mode="shared", tokens=60, kept=30)
 
 
 async def refusal_of_reserve(call: object) -> TandemError:

@@ -1,27 +1,15 @@
 """The drift alarm of a running decode service."""
 
-from pathlib import Path
-
 import httpx
 import pytest
 
 from decode_service.app import DecodeServer
 from shared.model.transformer import Transformer
 from shared.types.handoff import HandoffKey
-from tests.support.decode_server import ServerPair, direct_tokens, pair_starter, write_profile
+from tests.support.decode_server import ServerPair, direct_tokens
 from tests.support.prefill_peer import Prepared, prepare
 
 KEY = HandoffKey("request", 1)
-
-
-@pytest.fixture(scope="module")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_profile(tmp_path_factory.mktemp("profile"))
-
-
-@pytest.fixture
-def pair(tiny_model_dir: Path, profile: Path) -> ServerPair:
-    return pair_starter(tiny_model_dir, profile)
 
 
 @pytest.fixture(scope="module")

@@ -13,34 +13,17 @@ from shared.errors import HandoffError
 from shared.model.transformer import Transformer
 from shared.tokenizer.detokenizer import IncrementalDetokenizer
 from shared.tokenizer.tokenizer import Tokenizer
-from shared.types.handoff import HandoffKey
+from shared.types.handoff import HandoffKey, HandoffState
 from shared.types.sampling import StopConditions
 from tests.support.decode_server import (
     ServerPair,
     direct_tokens,
     holder,
-    pair_starter,
     settle,
-    write_profile,
 )
-from tests.support.prefill_peer import Prepared, prepare
+from tests.support.prefill_peer import Prepared
 
 KEY = HandoffKey("request", 1)
-
-
-@pytest.fixture(scope="module")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_profile(tmp_path_factory.mktemp("profile"))
-
-
-@pytest.fixture
-def pair(tiny_model_dir: Path, profile: Path) -> ServerPair:
-    return pair_starter(tiny_model_dir, profile)
-
-
-@pytest.fixture(scope="module")
-def prepared(tiny_model: Transformer) -> Prepared:
-    return prepare(tiny_model, mode="shared", tokens=60, kept=30)
 
 
 # --- leases -----------------------------------------------------------------------------------
@@ -92,9 +75,11 @@ async def test_a_quarantine_ends_by_itself(pair: ServerPair, prepared: Prepared)
         grant = await peer.reserve(KEY, prepared)
         sender = await peer.open(grant)
         await sender.write(0, prepared.image[:64])
+        table = server.core.worker.table
+        await settle(lambda: table.find(KEY).state is HandoffState.STREAMING)
         assert not await peer.abort(KEY)
         assert server.core.memory.slab.quarantined_bytes > 0
-        await settle(lambda: server.core.worker.table.idle)
+        await settle(lambda: table.idle)
         await sender.abort()
 
 

@@ -1,10 +1,8 @@
 """Isolation, drain, stalls and what operators see of a decode service."""
 
 import asyncio
-from pathlib import Path
 
 import httpx
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -18,28 +16,11 @@ from tests.support.decode_server import (
     ServerPair,
     direct_tokens,
     holder,
-    pair_starter,
     settle,
-    write_profile,
 )
-from tests.support.prefill_peer import PrefillPeer, Prepared, prepare
+from tests.support.prefill_peer import PrefillPeer, Prepared
 
 KEY = HandoffKey("request", 1)
-
-
-@pytest.fixture(scope="module")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_profile(tmp_path_factory.mktemp("profile"))
-
-
-@pytest.fixture
-def pair(tiny_model_dir: Path, profile: Path) -> ServerPair:
-    return pair_starter(tiny_model_dir, profile)
-
-
-@pytest.fixture(scope="module")
-def prepared(tiny_model: Transformer) -> Prepared:
-    return prepare(tiny_model, mode="shared", tokens=60, kept=30)
 
 
 # --- isolation --------------------------------------------------------------------------------

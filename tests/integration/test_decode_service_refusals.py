@@ -1,8 +1,6 @@
 """Reservations and Decode calls that the decode service refuses, and what that leaves behind."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -23,37 +21,13 @@ from shared.rpc.status import error_from_rpc
 from shared.types.handoff import HandoffKey
 from shared.types.options import RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions
-from tests.support.decode_server import decode_server, direct_tokens, write_profile
+from tests.support.decode_server import direct_tokens
 from tests.support.prefill_peer import (
     PrefillPeer,
     Prepared,
-    prefill_peer,
-    prepare,
 )
 
 KEY = HandoffKey("request", 1)
-
-
-@pytest.fixture(scope="module")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_profile(tmp_path_factory.mktemp("profile"))
-
-
-@pytest.fixture
-async def server(tiny_model_dir: Path, profile: Path) -> AsyncIterator[DecodeServer]:
-    async with decode_server(tiny_model_dir, profile, commit_wait_s=0.5) as running:
-        yield running
-
-
-@pytest.fixture
-async def peer(server: DecodeServer) -> AsyncIterator[PrefillPeer]:
-    async with prefill_peer(server.core.identity, server.address) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def prepared(tiny_model: Transformer) -> Prepared:
-    return prepare(tiny_model, mode="shared", tokens=60, kept=30)
 
 
 async def error_of(call: object) -> TandemError:

@@ -1,9 +1,7 @@
 """The token of a grant: who does not show it can neither write, nor end, nor commit a handoff."""
 
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,33 +11,11 @@ from decode_service.engine.handoffs import TOKEN_BYTES
 from shared.errors import StaleWriteError
 from shared.model.transformer import Transformer
 from shared.types.handoff import HandoffKey, HandoffState
-from tests.support.decode_server import decode_server, direct_tokens, write_profile
-from tests.support.prefill_peer import PrefillPeer, Prepared, prefill_peer, prepare
+from tests.support.decode_server import direct_tokens
+from tests.support.prefill_peer import PrefillPeer, Prepared
 
 KEY = HandoffKey("request", 1)
 OTHER = HandoffKey("other", 1)
-
-
-@pytest.fixture(scope="module")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_profile(tmp_path_factory.mktemp("profile"))
-
-
-@pytest.fixture
-async def server(tiny_model_dir: Path, profile: Path) -> AsyncIterator[DecodeServer]:
-    async with decode_server(tiny_model_dir, profile, commit_wait_s=0.5) as running:
-        yield running
-
-
-@pytest.fixture
-async def peer(server: DecodeServer) -> AsyncIterator[PrefillPeer]:
-    async with prefill_peer(server.core.identity, server.address) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def prepared(tiny_model: Transformer) -> Prepared:
-    return prepare(tiny_model, mode="shared", tokens=60, kept=30)
 
 
 async def test_each_grant_has_its_own_token_and_asking_again_gives_the_same(

@@ -1,7 +1,6 @@
 """The REST API in front of simulated workers: answers, streams, parameters."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -12,21 +11,8 @@ from tests.support.gateway_rig import (
     Rig,
     data_frames,
     joined_text,
-    running_rig,
     until,
 )
-from tests.support.tiny_tokenizer import write_tokenizer_folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-async def rig(folder: Path) -> AsyncIterator[Rig]:
-    async with running_rig(folder) as started:
-        yield started
 
 
 @pytest.fixture

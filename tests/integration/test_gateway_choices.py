@@ -14,17 +14,11 @@ from shared.errors import HandoffError, InvalidRequestError, UnavailableError
 from shared.rpc.status import error_from_rpc
 from tests.support.gateway_rig import Rig, data_frames, running_rig, until
 from tests.support.simulated_workers import FailEvent
-from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 TEXTS = ["One.", "Two words here, and then a few more.", "Ünïcode 🎉 three"]
 LONG: dict[str, Any] = {"max_tokens": 64}
 SEVERAL: dict[str, Any] = {**LONG, "prompt": ["first", "second", [5, 6]]}
 GREEDY = common_pb2.SamplingParams(temperature=0, logprobs=0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

@@ -18,15 +18,9 @@ from tests.support.gateway_rig import (
     until,
 )
 from tests.support.simulated_workers import Action, Die, FailEvent
-from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 GONE = UnavailableError("stopping")
 BROKEN = FailEvent(HandoffError("checksum differs"))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

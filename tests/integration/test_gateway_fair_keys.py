@@ -11,7 +11,6 @@ from gateway.keys.file import write_keys
 from gateway.keys.record import KeyRecord, hash_of, new_secret, utc_now
 from gateway.principal import KeyLimits
 from tests.support.gateway_rig import Rig, running_rig, until
-from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 LIMITS = {
     "greedy": KeyLimits(),
@@ -50,11 +49,6 @@ class Keyed:
         """Keys in the order in which their prompts came to the worker."""
         calls = [call for call in self.rig.simulation.calls if call.method == "Prefill"]
         return [call.handoff_id.partition("-")[0] for call in calls]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

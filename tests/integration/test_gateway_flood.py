@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from tests.support.gateway_rig import Rig, running_rig, until
-from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 PROMPT = [1] * 600
 QUEUE_TOKENS = 20_000
@@ -87,11 +86,6 @@ async def flooded(folder: Path, requests: int) -> AsyncIterator[Flood]:
             flood.send(requests)
             await flood.settled()
             yield flood
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
 
 
 async def withstand(folder: Path, requests: int) -> None:

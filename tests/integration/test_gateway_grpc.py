@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -18,22 +17,10 @@ from shared.errors import (
     TandemError,
 )
 from shared.rpc.status import error_from_rpc
-from tests.support.gateway_rig import DEFAULT_ANSWER, Rig, running_rig
+from tests.support.gateway_rig import DEFAULT_ANSWER, Rig
 from tests.support.simulated_workers import FailEvent
-from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 GREEDY = common_pb2.SamplingParams(temperature=0, logprobs=1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-async def rig(folder: Path) -> AsyncIterator[Rig]:
-    async with running_rig(folder) as started:
-        yield started
 
 
 @pytest.fixture

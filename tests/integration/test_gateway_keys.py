@@ -17,7 +17,6 @@ from protos.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from shared.errors import AuthenticationError
 from shared.rpc.status import error_from_rpc
 from tests.support.gateway_rig import DEFAULT_ANSWER, Rig, running_rig
-from tests.support.tiny_tokenizer import write_tokenizer_folder
 from tests.support.tls_files import Authority
 
 HELLO = inference_pb2.GenerateRequest(text="hi", sampling=common_pb2.SamplingParams(temperature=0))
@@ -49,11 +48,6 @@ class Keys:
 
 def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

@@ -10,12 +10,6 @@ import pytest
 from shared.errors import UnavailableError
 from tests.support.gateway_rig import Rig, running_rig, strict_json, until
 from tests.support.simulated_workers import Die, FailEvent
-from tests.support.tiny_tokenizer import write_tokenizer_folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture
@@ -48,6 +42,17 @@ async def test_every_try_is_told(rig: Rig) -> None:
     assert [bool(each["failed"]) for each in found["tries"]] == [True, True, False]
     assert {each["prefill"] for each in found["tries"][:2]} == {"p0", "p1"}
     assert found["attempts"] == 3
+
+
+async def test_a_try_names_the_decode_worker_that_took_the_second_delivery(folder: Path) -> None:
+    async with running_rig(folder, decodes=2) as rig:
+        rig.decodes[0].plan.at("call", FailEvent(UnavailableError("gone; retry")))
+        headers = {"x-request-id": "delivered-twice"}
+        await rig.http.post("/v1/completions", json={"prompt": "hi"}, headers=headers)
+        found = await remembered(rig, "delivered-twice")
+        assert found["tries"] == [{"attempt": 1, "prefill": "p0", "decode": "d1", "failed": None}]
+        flows = rig.gateway._traffic.flows()
+        assert [(flow["prefill"], flow["decode"]) for flow in flows] == [("p0", "d1")]
 
 
 async def test_a_failure_is_told_with_what_was_reached(rig: Rig) -> None:

@@ -20,18 +20,6 @@ from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.telemetry.ports import bind_socket
 from tests.support.gateway_rig import DEFAULT_ANSWER, Rig, running_rig, until
 from tests.support.simulated_workers import IDENTITY
-from tests.support.tiny_tokenizer import write_tokenizer_folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-async def rig(folder: Path) -> AsyncIterator[Rig]:
-    async with running_rig(folder) as started:
-        yield started
 
 
 @asynccontextmanager

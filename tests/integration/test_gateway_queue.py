@@ -9,14 +9,8 @@ import pytest
 
 from shared.errors import UnavailableError
 from tests.support.gateway_rig import Rig, running_rig, until
-from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 LONG = [1] * 100
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

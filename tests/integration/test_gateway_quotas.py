@@ -18,18 +18,12 @@ from shared.discovery.redis import RedisDiscovery, RedisSettings
 from tests.support.gateway_rig import Rig, running_rig, until
 from tests.support.redis_server import RedisServer
 from tests.support.simulated_workers import SimulatedWorker
-from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 LIMIT_HEADERS = {
     f"x-ratelimit-{kind}-{what}"
     for kind in ("limit", "remaining", "reset")
     for what in ("requests", "tokens")
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

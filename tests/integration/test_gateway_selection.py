@@ -1,7 +1,5 @@
 """What a client asks of the selection, as it reaches the prefill worker."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -11,25 +9,13 @@ from protos.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from shared.errors import InvalidRequestError
 from shared.rpc.status import error_from_rpc
 from shared.types.options import RequestOptions, TokenRange
-from tests.support.gateway_rig import Rig, running_rig
-from tests.support.tiny_tokenizer import write_tokenizer_folder
+from tests.support.gateway_rig import Rig
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "A long text. " * 20 + "Who?"},
 ]
 QUESTION = "Who?<|im_end|>\n<|im_start|>assistant\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-async def rig(folder: Path) -> AsyncIterator[Rig]:
-    async with running_rig(folder) as started:
-        yield started
 
 
 def tail_tokens(rig: Rig) -> int:

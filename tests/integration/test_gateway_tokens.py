@@ -1,27 +1,13 @@
 """What a prompt becomes, what the server can do, and how busy it is."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.gateway_rig import Rig, running_rig, until
-from tests.support.tiny_tokenizer import write_tokenizer_folder
+from tests.support.gateway_rig import Rig, until
 
 TEXT = "Grüße, 世界 🎉 and more"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-async def rig(folder: Path) -> AsyncIterator[Rig]:
-    async with running_rig(folder) as started:
-        yield started
 
 
 async def post(rig: Rig, path: str, **body: Any) -> dict[str, Any]:

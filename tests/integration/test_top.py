@@ -5,7 +5,6 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,9 @@ from rich.console import Console
 from deploy.top import run_top
 from shared.errors import UnavailableError
 from tests.support.gateway_rig import Rig, running_rig
-from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 TANDEM = [sys.executable, "-c", "from deploy.cli import main; main()"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-async def rig(folder: Path) -> AsyncIterator[Rig]:
-    async with running_rig(folder) as started:
-        yield started
 
 
 def console_of(file: io.StringIO) -> Console:
