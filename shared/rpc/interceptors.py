@@ -9,7 +9,7 @@ from __future__ import annotations  # grpc's generic types exist for the type ch
 import asyncio
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -126,7 +126,9 @@ class RequestIdInterceptor(AroundCalls):
 
     def _around(self, inner: Behaviour, details: grpc.HandlerCallDetails, /) -> Behaviour:
         async def named(request: object, context: Context) -> object:
-            request_id = _id_in(details.invocation_metadata) or uuid.uuid4().hex
+            request_id = (
+                metadata_text(details.invocation_metadata, REQUEST_ID_KEY) or uuid.uuid4().hex
+            )
             token = _request_id.set(request_id)
             try:
                 with log_context(request_id=request_id):
@@ -167,54 +169,73 @@ async def _end_with(context: Context, error: TandemError) -> NoReturn:
     await abort_with(context, error)
 
 
-_Continuation = Callable[[grpc.aio.ClientCallDetails, Any], Awaitable[Any]]
+Continuation = Callable[[grpc.aio.ClientCallDetails, Any], Awaitable[Any]]
+"""Makes a call, or hands it to the next interceptor."""
+
+Around = Callable[[Continuation, grpc.aio.ClientCallDetails, object], Awaitable[Any]]
+"""Makes a call by its continuation, with something before or after."""
 
 
-class _RequestIdUnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
+class _AroundUnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
+    def __init__(self, around: Around) -> None:
+        self._around = around
+
     async def intercept_unary_unary(
         self,
-        continuation: _Continuation,
+        continuation: Continuation,
         client_call_details: grpc.aio.ClientCallDetails,
         request: object,
-    ) -> grpc.aio.UnaryUnaryCall[Any, Any]:
-        call: grpc.aio.UnaryUnaryCall[Any, Any] = await continuation(
-            _with_request_id(client_call_details), request
-        )
-        return call
+    ) -> Any:  # noqa: ANN401  what the continuation returns
+        return await self._around(continuation, client_call_details, request)
 
 
-class _RequestIdUnaryStream(grpc.aio.UnaryStreamClientInterceptor):
+class _AroundUnaryStream(grpc.aio.UnaryStreamClientInterceptor):
+    def __init__(self, around: Around) -> None:
+        self._around = around
+
     async def intercept_unary_stream(
         self,
-        continuation: _Continuation,
+        continuation: Continuation,
         client_call_details: grpc.aio.ClientCallDetails,
         request: object,
-    ) -> grpc.aio.UnaryStreamCall[Any, Any]:
-        call: grpc.aio.UnaryStreamCall[Any, Any] = await continuation(
-            _with_request_id(client_call_details), request
-        )
-        return call
+    ) -> Any:  # noqa: ANN401  what the continuation returns
+        return await self._around(continuation, client_call_details, request)
+
+
+def around_client_calls(around: Around) -> Sequence[grpc.aio.ClientInterceptor]:
+    """Interceptors for the two kinds of call that our clients make."""
+    return [_AroundUnaryUnary(around), _AroundUnaryStream(around)]
 
 
 def client_interceptors() -> Sequence[grpc.aio.ClientInterceptor]:
     """Interceptors that hand the current request id on."""
-    return [_RequestIdUnaryUnary(), _RequestIdUnaryStream()]
+    return around_client_calls(_named_call)
 
 
-def _with_request_id(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+async def _named_call(
+    continuation: Continuation, details: grpc.aio.ClientCallDetails, request: object
+) -> Any:  # noqa: ANN401  grpc has a type for each kind of call
     request_id = _request_id.get()
-    if not request_id:
-        return details
+    named = with_metadata(details, {REQUEST_ID_KEY: request_id}) if request_id else details
+    return await continuation(named, request)
+
+
+def with_metadata(
+    details: grpc.aio.ClientCallDetails, values: Mapping[str, str]
+) -> grpc.aio.ClientCallDetails:
+    """The call with more metadata; what it carries already stays."""
     metadata = grpc.aio.Metadata(*(details.metadata or ()))
-    if metadata.get(REQUEST_ID_KEY) is None:
-        metadata.add(REQUEST_ID_KEY, request_id)
+    for key, value in values.items():
+        if metadata.get(key) is None:
+            metadata.add(key, value)
     return details._replace(metadata=metadata)  # type: ignore[attr-defined, no-any-return]
 
 
-def _id_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    for key, value in metadata or ():
-        if key == REQUEST_ID_KEY:
-            return str(value)
+def metadata_text(metadata: Iterable[tuple[str, str | bytes]] | None, key: str) -> str:
+    """The first text under a key; empty without one."""
+    for found, value in metadata or ():
+        if found == key and isinstance(value, str):
+            return value
     return ""
 
 

@@ -17,12 +17,10 @@ from shared.rpc.options import server_options
 from shared.rpc.tls import server_credentials
 from shared.rpc.trace_interceptors import TraceInterceptor
 from shared.telemetry.certificates import Certificates
-from shared.telemetry.ports import join_address, port_in_use_error
+from shared.telemetry.ports import is_loopback, join_address, port_in_use_error
 from shared.telemetry.spans import QuietSource, SpanSource
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
-
-_LOOPBACK = ("127.", "localhost", "[::1]", "::1", "unix:")
 
 _log = structlog.get_logger(__name__)
 
@@ -111,7 +109,7 @@ def build_server(  # noqa: PLR0913  what a server can be told
     if with_reflection:
         names = (*service_names, _HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-    if certificates is None and not host.startswith(_LOOPBACK):
+    if certificates is None and not is_loopback(host):
         _log.warning(
             "grpc is plain text beyond loopback; set certificates or keep it on a private network",
             host=host,

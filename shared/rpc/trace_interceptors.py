@@ -3,13 +3,21 @@
 from __future__ import annotations  # grpc's generic types exist for the type checker only
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from shared.rpc.interceptors import AroundCalls, Behaviour, Context
+from shared.rpc.interceptors import (
+    AroundCalls,
+    Behaviour,
+    Context,
+    Continuation,
+    around_client_calls,
+    metadata_text,
+    with_metadata,
+)
 from shared.telemetry.spans import Span, SpanKind, SpanSource, current_span, span_scope
 from shared.telemetry.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse_context
 
@@ -42,42 +50,13 @@ class TraceInterceptor(AroundCalls):
         return traced
 
 
-_Continuation = Callable[[grpc.aio.ClientCallDetails, Any], Awaitable[Any]]
-
-
-class _TraceUnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(
-        self,
-        continuation: _Continuation,
-        client_call_details: grpc.aio.ClientCallDetails,
-        request: object,
-    ) -> grpc.aio.UnaryUnaryCall[Any, Any]:
-        call: grpc.aio.UnaryUnaryCall[Any, Any] = await _traced_call(
-            continuation, client_call_details, request
-        )
-        return call
-
-
-class _TraceUnaryStream(grpc.aio.UnaryStreamClientInterceptor):
-    async def intercept_unary_stream(
-        self,
-        continuation: _Continuation,
-        client_call_details: grpc.aio.ClientCallDetails,
-        request: object,
-    ) -> grpc.aio.UnaryStreamCall[Any, Any]:
-        call: grpc.aio.UnaryStreamCall[Any, Any] = await _traced_call(
-            continuation, client_call_details, request
-        )
-        return call
-
-
 def trace_client_interceptors() -> Sequence[grpc.aio.ClientInterceptor]:
     """Interceptors that give each call a span under the running task's and hand its name on."""
-    return [_TraceUnaryUnary(), _TraceUnaryStream()]
+    return around_client_calls(_traced_call)
 
 
 async def _traced_call(
-    continuation: _Continuation, details: grpc.aio.ClientCallDetails, request: object
+    continuation: Continuation, details: grpc.aio.ClientCallDetails, request: object
 ) -> Any:  # noqa: ANN401  grpc has a type for each kind of call
     parent = current_span()
     if parent is None:
@@ -86,7 +65,7 @@ async def _traced_call(
     name = _text(details.method).removeprefix("/")
     span = parent.child(name, kind=SpanKind.CLIENT, attributes=_call(name))
     try:
-        call = await continuation(_with_context(details, span.context), request)
+        call = await continuation(with_metadata(details, _headers(span.context)), request)
     except BaseException:
         span.fail("not_sent")
         span.end()
@@ -124,16 +103,10 @@ def _call(name: str) -> dict[str, str]:
     return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
 
 
-def _with_context(
-    details: grpc.aio.ClientCallDetails, context: TraceContext
-) -> grpc.aio.ClientCallDetails:
-    metadata = grpc.aio.Metadata(*(details.metadata or ()))
-    metadata.add(TRACEPARENT, context.header)
-    if context.state:
-        metadata.add(TRACESTATE, context.state)
-    return details._replace(metadata=metadata)  # type: ignore[attr-defined, no-any-return]
+def _headers(context: TraceContext) -> dict[str, str]:
+    values = {TRACEPARENT: context.header, TRACESTATE: context.state}
+    return {key: value for key, value in values.items() if value}
 
 
 def _parent_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> TraceContext | None:
-    values = {key: value for key, value in metadata or () if isinstance(value, str)}
-    return parse_context(values.get(TRACEPARENT), values.get(TRACESTATE))
+    return parse_context(metadata_text(metadata, TRACEPARENT), metadata_text(metadata, TRACESTATE))
