@@ -3,6 +3,7 @@
 Whoever can write a card, or name a target, could otherwise make a role connect to what only its
 host reaches: the metadata service of a cloud, a link-local device. An address is `host:port` and
 nothing else (gRPC would take `unix:` and `dns:`, too); a name is looked up and all answers checked.
+gRPC looks it up again to connect: a name server that lies to one of the two is not noticed.
 """
 
 import asyncio
@@ -12,9 +13,14 @@ import socket
 import time
 from collections.abc import Sequence
 
+import structlog
+
 from shared.errors import ConfigError, PermissionDeniedError, UnreachableError
 
 CODE = "address_refused"
+
+LOOK_UP_S = 2.0
+"""Longest wait for a name server, in seconds."""
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -28,22 +34,29 @@ _NEVER_BY_DEFAULT: tuple[_Network, ...] = tuple(
         "240.0.0.0/4",  # reserved, broadcast
         "100.100.100.200/32",  # metadata of Alibaba
         "168.63.129.16/32",  # platform services of Azure
+        "192.0.0.192/32",  # metadata of Oracle
         "::/128",
         "fe80::/10",  # link-local
         "ff00::/8",  # multicast
         "fd00:ec2::/32",  # metadata of AWS
         "fd20:ce::254/128",  # metadata of Google
+        "64:ff9b:1::/48",  # IPv4 behind a network's own NAT64, in places only it knows
     )
 )
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
-_SPLIT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})")
+_SPLIT = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})"
+)
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds", "google-c2p"})
 _NUMBER = re.compile(r"\d+|0[xX][0-9A-Fa-f]*")
 _MAX_NAME = 253
 _MAX_PORT = 65_535
 _REMEMBER_S = 30.0
 _MAX_REMEMBERED = 4_096
+
+_log = structlog.get_logger(__name__)
 
 
 class AddressGuard:
@@ -64,6 +77,8 @@ class AddressGuard:
     async def check(self, address: str) -> None:
         """Lets a good address pass; a name's answer is remembered for half a minute.
 
+        A name that was good stays good while name servers are away: the connections to it live on.
+
         Raises:
             PermissionDeniedError: code `address_refused`.
             UnreachableError: a name that cannot be looked up.
@@ -76,8 +91,16 @@ class AddressGuard:
         now = time.monotonic()
         if self._checked.get(address, 0.0) > now:
             return
-        for found in await _look_up(host):
-            self._check_ip(found, address)
+        try:
+            found = await _look_up(host)
+        except UnreachableError as error:
+            if address not in self._checked:
+                raise
+            _log.warning("worker name not looked up; the last answer counts", why=error.message)
+        else:
+            self._checked.pop(address, None)
+            for ip in found:
+                self._check_ip(ip, address)
         if len(self._checked) >= _MAX_REMEMBERED:
             self._checked.clear()
         self._checked[address] = now + _REMEMBER_S
@@ -104,8 +127,9 @@ def _host_of(address: str) -> str:
 
 def _is_name(host: str) -> bool:
     labels = host.removesuffix(".").split(".")
-    # Resolvers read 2130706433 and 0x7f.1 as IPv4 addresses.
+    # Resolvers read 2130706433 and 0x7f.1 as IPv4 addresses, gRPC reads unix:1 as a socket's path.
     plain = len(host) <= _MAX_NAME and not _NUMBER.fullmatch(labels[-1])
+    plain = plain and host.lower() not in _SCHEMES
     return plain and all(_LABEL.fullmatch(label) for label in labels)
 
 
@@ -128,10 +152,12 @@ def _unwrapped(ip: _Address) -> _Address:
 async def _look_up(host: str) -> list[_Address]:
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+        async with asyncio.timeout(LOOK_UP_S):
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:  # a timeout is one
+        why = str(error) or "no answer in time"
         raise UnreachableError(
-            f"the worker's host {host} cannot be looked up ({error}): it is not started or not in "
+            f"the worker's host {host} cannot be looked up ({why}): it is not started or not in "
             "DNS; correct its advertise_address"
         ) from error
     return [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in found]

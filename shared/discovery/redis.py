@@ -191,20 +191,22 @@ class RedisDiscovery:
         if not ids:
             return {}
         texts = await self._redis.mget([self._card_key(worker_id) for worker_id in ids])
-        cards: dict[str, WorkerCard] = {}
-        for worker_id, text in zip(ids, texts, strict=True):
-            if text is None:
-                continue
-            try:
-                cards[worker_id] = await self._believed(text)
-            except TandemError as error:
-                _log.warning("worker card ignored", worker=worker_id, why=error.message)
-        return cards
+        # Together: names are looked up, and one slow name server must not hold up all workers.
+        cards = await asyncio.gather(*map(self._believed, ids, texts))
+        return {
+            worker_id: card for worker_id, card in zip(ids, cards, strict=True) if card is not None
+        }
 
-    async def _believed(self, text: str | bytes) -> WorkerCard:
-        card = WorkerCard.from_json(text)
-        if self._guard is not None:
-            await self._guard.check(card.address)
+    async def _believed(self, worker_id: str, text: str | bytes | None) -> WorkerCard | None:
+        if text is None:
+            return None
+        try:
+            card = WorkerCard.from_json(text)
+            if self._guard is not None:
+                await self._guard.check(card.address)
+        except TandemError as error:
+            _log.warning("worker card ignored", worker=worker_id, why=error.message)
+            return None
         return card
 
     async def _renew(self) -> None:

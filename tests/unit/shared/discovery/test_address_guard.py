@@ -1,9 +1,12 @@
 """Which worker addresses are connected to."""
 
+import asyncio
 import socket
 
 import pytest
+from structlog.testing import capture_logs
 
+from shared.discovery import address_guard
 from shared.discovery.address_guard import AddressGuard
 from shared.errors import ConfigError, PermissionDeniedError, UnreachableError
 
@@ -34,6 +37,12 @@ async def test_workers_on_private_and_loopback_addresses_pass(address: str) -> N
         "unix:/run/docker.sock",
         "unix:///run/docker.sock",
         "dns:///worker:8101",
+        "dns:443",
+        "UNIX:1",
+        "xds:1",
+        "worker:８０",
+        "192.0.0.192:80",
+        "[64:ff9b:1::a9fe:a9fe]:80",
         "ipv4:127.0.0.1:80",
         "vsock:1:2",
         "http://worker:8101",
@@ -99,3 +108,32 @@ async def test_names_are_looked_up_and_every_answer_counts(names) -> None:
             await guard.check(f"{host}:80")
     with pytest.raises(UnreachableError):
         await guard.check("not-there:80")
+
+
+async def test_a_name_that_was_good_stays_good_while_name_servers_are_away(
+    names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address_guard, "_REMEMBER_S", -1.0)  # every check looks up
+    names["prefill-0.workers"] = ["10.0.0.7"]
+    guard = AddressGuard()
+    await guard.check("prefill-0.workers:8101")
+    del names["prefill-0.workers"]
+    with capture_logs() as lines:
+        await guard.check("prefill-0.workers:8101")
+    assert [line["log_level"] for line in lines] == ["warning"]
+    names["prefill-0.workers"] = ["169.254.169.254"]
+    with pytest.raises(PermissionDeniedError):
+        await guard.check("prefill-0.workers:8101")
+    del names["prefill-0.workers"]
+    with pytest.raises(UnreachableError):
+        await guard.check("prefill-0.workers:8101")
+
+
+async def test_a_silent_name_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_args, **_kwargs) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(address_guard, "LOOK_UP_S", 0.01)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
+    with pytest.raises(UnreachableError, match="no answer in time"):
+        await AddressGuard().check("prefill-0.workers:8101")
