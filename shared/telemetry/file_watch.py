@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-_Signature = tuple[tuple[int, int, int] | None, ...]
+_Look = tuple[int, int, int, int] | None
 
 
 class FileWatch:
@@ -24,14 +24,15 @@ class FileWatch:
         self._seen = now
         return True
 
-    def _look(self) -> _Signature:
+    def _look(self) -> tuple[_Look, ...]:
         return tuple(_signature(path) for path in self._paths)
 
 
-def _signature(path: Path) -> tuple[int, int, int] | None:
-    """Time, size and inode; None while the file is away."""
+def _signature(path: Path) -> _Look:
+    """Times, size and inode; None while the file is away."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    # New permissions leave the content's time alone, and make an unreadable file readable.
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
