@@ -10,6 +10,7 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 
 from gateway.principal import KeyLimits, Principal
 from shared.errors import ConfigError
@@ -72,10 +73,11 @@ class KeyRecord:
     def _check_limits(self) -> None:
         limits = self.limits
         counts = (limits.requests_per_minute, limits.tokens_per_minute)
-        if any(count is not None and count < 1 for count in counts) or not limits.weight > 0:
+        if any(count is not None and count < 1 for count in counts) or not 0 < limits.weight < inf:
             raise ConfigError(
-                f"a limit of the API key {self.key_id} is not above 0: requests_per_minute, "
-                "tokens_per_minute and weight must be; revoke the key to shut it out"
+                f"a limit of the API key {self.key_id} is not above 0 or has no end: "
+                "requests_per_minute, tokens_per_minute and weight must be numbers above 0; revoke "
+                "the key to shut it out"
             )
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_OWN_TO_A_REPLICA = frozenset({"host", "port", "worker_id", "advertise_address", "device"})
+_OWN_TO_A_REPLICA = frozenset(
+    {"host", "admin_host", "port", "worker_id", "advertise_address", "device"}
+)
 
 
 def config_fingerprint(config: "DataclassInstance") -> str:

@@ -72,6 +72,8 @@ def test_the_file_keeps_everything_but_the_secret(tmp_path: Path) -> None:
         {"requests_per_minute": 0},
         {"tokens_per_minute": True},
         {"weight": -1.0},
+        {"weight": float("inf")},
+        {"weight": float("nan")},
         {"colour": "red"},
     ],
     ids=str,
