@@ -273,8 +273,7 @@ class Attempt:
         self._note_route(self._targets[0])
 
     def _note_route(self, decode: Target) -> None:
-        self._state.report.prefill_worker = self._pair.prefill.worker_id
-        self._state.report.decode_worker = decode.worker_id
+        self._state.report.tries[-1].decode = decode.worker_id
         self._state.report.route = (
             f"pair: {self._pair.prefill.worker_id} -> {decode.worker_id}; {self._pair.reason}; "
             f"{self._pruning}; attempt {self._key.attempt}"

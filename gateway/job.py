@@ -119,10 +119,6 @@ class RequestReport:
     """KV slots that full attention over the whole prompt would have read."""
     route: str = ""
     """Which workers, chosen how, and whether the prompt was pruned."""
-    prefill_worker: str = ""
-    """Name of the worker that read the prompt; empty until it began."""
-    decode_worker: str = ""
-    """Name of the worker that took the KV, or was meant to."""
     pages: PageSummary | None = None
     """What chose the pages that were read; None until decode has ended."""
     traced: bool = False

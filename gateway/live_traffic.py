@@ -134,7 +134,8 @@ class LiveTraffic:
         return sum(count for at, count in self._tokens if at >= since) / RATE_S
 
     def _note_flow(self, report: RequestReport) -> None:
-        pair = (report.prefill_worker, report.decode_worker)
+        answered = report.tries[-1]
+        pair = (answered.prefill, answered.decode)
         # Moved to the end: the pairs that went quiet longest ago make room.
         flow = self._flows.pop(pair, None) or _Flow(report.transport)
         self._flows[pair] = flow

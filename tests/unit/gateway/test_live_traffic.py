@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.job import GenerationJob, RequestReport
+from gateway.job import GenerationJob, RequestReport, Try
 from gateway.live_traffic import RATE_S, WINDOW_S, LiveTraffic
 from gateway.observers import Observers
 from shared.types.options import RequestOptions
@@ -49,8 +49,7 @@ def report(**changes):
         "phases_s": {"prefill": 0.25, "transfer": 0.125},
         "kv_bytes": 100,
         "transport": "grpc",
-        "prefill_worker": "p",
-        "decode_worker": "d",
+        "tries": [Try(prefill="x", decode="d", failed="unavailable"), Try(prefill="p", decode="d")],
     }
     return RequestReport(**{**fields, **changes})
 
@@ -99,7 +98,7 @@ def test_the_newest_requests_come_first_and_old_phases_fade(traffic, clock):
 def test_flows_add_up_by_pair(traffic):
     traffic.finished(job(), report(), completion_tokens=1)
     traffic.finished(job(), report(kv_bytes=50, transport="nixl"), completion_tokens=1)
-    traffic.finished(job(), report(decode_worker="e"), completion_tokens=1)
+    traffic.finished(job(), report(tries=[Try(prefill="p", decode="e")]), completion_tokens=1)
     traffic.finished(job(), report(kv_bytes=0), completion_tokens=1)
     assert traffic.flows() == [
         {"prefill": "p", "decode": "d", "transport": "nixl", "handoffs": 2, "kv_bytes": 150,
@@ -112,7 +111,9 @@ def test_flows_add_up_by_pair(traffic):
 def test_memory_is_bounded_whatever_passes(traffic):
     for index in range(5000):
         traffic.first_token(job(), seconds=0.1)
-        traffic.finished(job(), report(decode_worker=f"d{index}"), completion_tokens=1)
+        traffic.finished(
+            job(), report(tries=[Try(prefill="p", decode=f"d{index}")]), completion_tokens=1
+        )
     assert traffic.snapshot()["ttft_ms"]["count"] == 2048
     flows = traffic.flows()
     assert len(flows) == 256
