@@ -16,9 +16,9 @@ from gateway.prompt_parts import AskedParts, refuse_parts
 from gateway.rpc.response_format import plan_of
 from gateway.schema.translate import check_token_id, draw_seed, fit_context
 from protos.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from shared.errors import InvalidRequestError, TandemError
+from shared.errors import InternalError, InvalidRequestError, TandemError
 from shared.rpc.interceptors import current_request_id
-from shared.rpc.status import grpc_code
+from shared.rpc.status import NEUTRAL_MESSAGE, grpc_code
 from shared.telemetry.spans import child_scope
 from shared.types.options import PromptPart
 from shared.types.sampling import SamplingParams, StopConditions
@@ -68,7 +68,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Streams accepted, deltas, a finished for each answer; errors have ErrorInfo."""
         origin = new_origin(current_request_id()[:_MAX_ID], _ENDPOINT)
-        code, outcome = "CANCELLED", "cancelled"
+        code, outcome, told = "CANCELLED", "cancelled", False
         try:
             self._pipeline.refuse_if_full()
             remaining_s = context.time_remaining()
@@ -77,10 +77,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             yield _accepted(job)
             async with aclosing(self._pipeline.generate(job)) as events:
                 async for event in events:
+                    told = True
                     yield _response(event)
             code, outcome = "OK", "ok"
-        except TandemError as error:
+        except Exception as exception:
+            error: TandemError = InternalError(NEUTRAL_MESSAGE)
+            if isinstance(exception, TandemError):
+                error = exception
             code, outcome = grpc_code(error).name, "error"
+            if not told:
+                self._observer.rejected(error.error_code)
             raise
         finally:
             self._observer.answered(

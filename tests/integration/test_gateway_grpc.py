@@ -8,6 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from gateway.pipeline import Pipeline
 from protos.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from shared.errors import (
     ContextLengthError,
@@ -126,6 +127,34 @@ async def test_errors_carry_their_details(
     found = error_from_rpc(caught.value)
     assert type(found) is error
     assert found.param == param
+
+
+async def test_refusals_are_counted_as_those_of_rest_are(
+    rig: Rig, channel: grpc.aio.Channel
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError):
+        await collect(channel, inference_pb2.GenerateRequest(text="a", model="x"))
+    rig.decodes[0].plan.at("token:2", FailEvent(HandoffError("page lost")))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await collect(channel, inference_pb2.GenerateRequest(text="a"))
+    metrics = (await rig.http.get("/metrics")).text
+    assert 'tandem_rejected_total{reason="model_not_found"} 1.0' in metrics
+    assert "kv_transfer_failed" not in metrics, "its answer had begun"
+
+
+async def test_an_unforeseen_exception_is_no_client_that_left(
+    rig: Rig, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_self: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Pipeline, "refuse_if_full", fail)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(channel, inference_pb2.GenerateRequest(text="a"))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    metrics = (await rig.http.get("/metrics")).text
+    labels = 'code="INTERNAL",endpoint="Generate",outcome="error"'
+    assert f"tandem_requests_total{{{labels}}} 1.0" in metrics
 
 
 async def test_worker_failure_is_a_status(rig: Rig, channel: grpc.aio.Channel) -> None:
