@@ -1,8 +1,16 @@
-"""Reading a request body within its limit."""
+"""Reading a request body within its limit, and parsing it without stalling other streams."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.requests import Request
 
 from shared.errors import RequestTooLargeError
+
+T = TypeVar("T")
+
+_PARSE_AT_ONCE_BYTES = 64 * 1024
 
 
 async def read_body(request: Request, *, limit: int) -> bytes:
@@ -21,6 +29,13 @@ async def read_body(request: Request, *, limit: int) -> bytes:
         if len(body) > limit:
             raise _too_large(len(body), limit)
     return bytes(body)
+
+
+async def parsed(raw: bytes, parse: Callable[[bytes], T]) -> T:
+    """What `parse` makes of a body; of a large one beside the loop, for it takes long enough."""
+    if len(raw) <= _PARSE_AT_ONCE_BYTES:
+        return parse(raw)
+    return await asyncio.to_thread(parse, raw)
 
 
 def _too_large(size: int, limit: int) -> RequestTooLargeError:

@@ -1,10 +1,9 @@
 """POST /v1/chat/completions and /v1/completions."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -14,7 +13,7 @@ from gateway.intake import Intake, Origin
 from gateway.job import GenerationJob
 from gateway.observer import RequestObserver
 from gateway.pipeline import Pipeline
-from gateway.routes.body import read_body
+from gateway.routes.body import parsed, read_body
 from gateway.routes.choices import Prepared, stream_frames, whole_answers
 from gateway.routes.disconnect import unless_gone
 from gateway.routes.failures import error_response, reply_to
@@ -42,9 +41,6 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 MakeFormat = Callable[..., ReplyFormat]
-B = TypeVar("B", bound=GenerationBody)
-
-_PARSE_AT_ONCE_BYTES = 64 * 1024
 
 
 class GenerateRoutes:
@@ -105,7 +101,7 @@ class GenerateRoutes:
         return json_response(prepared.format.whole(answer), headers=headers)
 
     async def _prepare_chat(self, raw: bytes, origin: Origin) -> Prepared:
-        body = await _parsed(raw, ChatBody)
+        body = await parsed(raw, partial(parse_body, cls=ChatBody))
         headers = check_unknown(body, strict=self._config.strict_params)
         job = await self._intake.chat_job(body, origin)
         reading = job.plan.reading
@@ -113,7 +109,7 @@ class GenerateRoutes:
         return self._prepared([job], body, headers, make=make, prefix="chatcmpl")
 
     async def _prepare_completion(self, raw: bytes, origin: Origin) -> Prepared:
-        body = await _parsed(raw, CompletionBody)
+        body = await parsed(raw, partial(parse_body, cls=CompletionBody))
         headers = check_unknown(body, strict=self._config.strict_params)
         jobs = await self._intake.completion_jobs(body, origin)
         return self._prepared(jobs, body, headers, make=CompletionFormat, prefix="cmpl")
@@ -169,10 +165,3 @@ class GenerateRoutes:
         )
         if refused is not None:
             self._observer.rejected(refused["error"]["code"])
-
-
-async def _parsed(raw: bytes, cls: type[B]) -> B:
-    """Checks a large body beside the loop: it takes long enough to stall other streams."""
-    if len(raw) <= _PARSE_AT_ONCE_BYTES:
-        return parse_body(raw, cls)
-    return await asyncio.to_thread(parse_body, raw, cls)

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.intake import Intake
-from gateway.routes.body import read_body
+from gateway.routes.body import parsed, read_body
 from gateway.routes.json_response import json_response
 from gateway.routes.names import REQUEST_ID_HEADER, request_id_from
 from gateway.schema.chat import ChatBody, allowed_variables
@@ -83,7 +84,8 @@ class TokenRoutes:
                 beside the answer's.
             ModelNotFoundError: another model was asked for.
         """
-        body = parse_body(await read_body(request, limit=self._max_body_bytes), ChatBody)
+        raw = await read_body(request, limit=self._max_body_bytes)
+        body = await parsed(raw, partial(parse_body, cls=ChatBody))
         headers = check_unknown(body, strict=self._strict)
         model = self._intake.check_model(body.model)
         text = await self._intake.render_chat(body)
@@ -121,7 +123,7 @@ class TokenRoutes:
 
     async def _body(self, request: Request, cls: type[M]) -> M:
         raw = await read_body(request, limit=self._max_body_bytes)
-        return validated(parse_object(raw), cls)
+        return await parsed(raw, lambda data: validated(parse_object(data), cls))
 
     def _answer(
         self, request: Request, answer: dict[str, Any], headers: Mapping[str, str]
