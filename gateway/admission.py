@@ -1,6 +1,5 @@
 """Who may enter: bounds on the prompts that wait for prefill, in tokens, in number and in time."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -47,7 +46,6 @@ class Admission:
         max_requests: bound of their number.
         max_wait_s: nobody enters who would wait longer, as far as the speed is known.
         tokens_per_second: current prefill speed of all workers; 0 when unknown.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -57,13 +55,11 @@ class Admission:
         max_requests: int = 1024,
         max_wait_s: float = float("inf"),
         tokens_per_second: Callable[[], float] = lambda: 0.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit = limit_tokens
         self._max_requests = max_requests
         self.max_wait_s = max_wait_s
         self._speed = tokens_per_second
-        self._clock = clock
         self._tickets: dict[Ticket, None] = {}
         self._by_key: dict[str, int] = {}
         self.queued_tokens = 0

@@ -39,7 +39,6 @@ class RunState:
     """Workers that failed this request."""
     phase: str = "queue"
     """queue, prefill or decode."""
-    _first_at: float = 0.0
     _last_at: dict[int, float] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
 
@@ -84,10 +83,10 @@ class RunState:
         """The first token of each answer, passed on once and in their order."""
         self.firsts = tokens
         self.place.served()
-        self._first_at = time.monotonic()
-        self._last_at = dict.fromkeys(range(len(tokens)), self._first_at)
-        self.report.timeline.first_token = self._first_at
-        self.report.ttft_s = self._first_at - self.job.arrived
+        now = time.monotonic()
+        self._last_at = dict.fromkeys(range(len(tokens)), now)
+        self.report.timeline.first_token = now
+        self.report.ttft_s = now - self.job.arrived
         self.observer.first_token(self.job, seconds=self.report.ttft_s)
         return [answer.push([t]) for answer, t in zip(self.answers, tokens, strict=True)]
 
@@ -145,8 +144,9 @@ class RunState:
 
     def _complete(self) -> None:
         count = sum(answer.completion_tokens for answer in self.answers)
-        later, span = count - len(self.answers), max(self._last_at.values()) - self._first_at
-        self.report.timeline.ended = time.monotonic()
+        timeline = self.report.timeline
+        later, span = count - len(self.answers), max(self._last_at.values()) - timeline.first_token
+        timeline.ended = time.monotonic()
         self.report.completion_tokens = count
         self.report.prompt_tokens = len(self.job.prompt_ids)
         self.report.tokens_per_s = later / span if later > 0 and span > 0 else 0.0

@@ -46,11 +46,6 @@ class ServiceRate:
             return 0.0
         return self._tokens / self._busy_s * max(1, self._workers())
 
-    def seconds_for(self, tokens: float) -> float | None:
-        """Time to serve `tokens`; None while the rate is not known."""
-        rate = self.tokens_per_second
-        return tokens / rate if rate > 0 else None
-
     def _advance(self) -> None:
         now = self._clock()
         passed, self._seen = now - self._seen, now

@@ -1,7 +1,6 @@
 """What operators see and do through the public port: the live feed, workers, drain."""
 
 import asyncio
-import ipaddress
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from gateway.routes.names import REQUEST_ID_HEADER, request_id_from
 from gateway.routes.stream import EventStream, StreamEnd
 from gateway.workers import Workers
 from shared.errors import OverloadedError, PermissionDeniedError
+from shared.telemetry.ports import is_loopback
 
 LIVE = "/admin/live"
 WORKERS = "/admin/workers"
@@ -131,7 +131,7 @@ class AdminRoutes:
 
     def _check_operator(self) -> None:
         principal = current_principal()
-        if principal.admin and (principal is not ANONYMOUS or _is_loopback(self._host)):
+        if principal.admin and (principal is not ANONYMOUS or is_loopback(self._host)):
             return
         raise PermissionDeniedError(
             "draining a worker needs an API key with admin rights; without keys only a gateway "
@@ -149,10 +149,3 @@ def _no_such_worker(worker_id: str, *, request_id: str) -> Response:
     )
     body = error_body(message=message, kind="invalid_request_error", code="worker_not_found")
     return error_response(ErrorReply(_NOT_FOUND, body, {}), request_id=request_id)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
