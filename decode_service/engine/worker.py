@@ -13,7 +13,6 @@ from typing import Protocol
 import structlog
 
 from decode_service.engine.admission import Capacity
-from decode_service.engine.effective import effective_policy
 from decode_service.engine.engine import DecodeEngine
 from decode_service.engine.handoffs import AdoptedKv, Busy, Reservation, ReserveSpec
 from decode_service.engine.intake import Intake
@@ -22,6 +21,7 @@ from decode_service.engine.scheduler import Row
 from decode_service.engine.sequence import Sequence
 from decode_service.engine.stop import StopTracker, StopVerdict
 from decode_service.engine.stream import Ending, TokenStream
+from decode_service.sparsity.registry import policy_for
 from shared.errors import ConfigError, DeadlineError, InvalidRequestError, TandemError
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.matcher import GrammarMatcher
@@ -204,13 +204,18 @@ class DecodeWorker:
                 wait_s = min(wait_s, call.deadline_s)
             await granted.leave(_BEFORE_ADOPTION, timeout_s=wait_s)
             self._check_time(deadline)
+            sparsity = effective_sparsity(
+                self._settings.sparsity,
+                call.options,
+                num_layers=self._settings.capacity.identity.num_layers,
+            )
             row = self._make_row(
-                call, granted, matcher, submitted_at=submitted_at, deadline=deadline
+                call, granted, matcher, sparsity, submitted_at=submitted_at, deadline=deadline
             )
         except (asyncio.CancelledError, ConfigError, InvalidRequestError, DeadlineError):
             self.table.give_up(call.handoff, call.branch)
             raise
-        return self._start(row, granted, call)
+        return self._start(row, granted, call, pages=summary_of(sparsity))
 
     def abort(self, key: HandoffKey, *, reason: str) -> bool:
         """Ends a handoff in any state; whether no write is or can be outstanding."""
@@ -236,6 +241,7 @@ class DecodeWorker:
         call: DecodeCall,
         granted: Reservation,
         matcher: GrammarMatcher | None,
+        sparsity: SparsityParams | None,
         *,
         submitted_at: float,
         deadline: float | None,
@@ -245,7 +251,7 @@ class DecodeWorker:
         sequence = None
         if granted.adopted is not None:
             self._check_against(call, granted, granted.adopted)
-            sequence = self._make_sequence(call, granted.adopted, matcher)
+            sequence = self._make_sequence(call, granted.adopted, matcher, sparsity)
         self.table.claim(call.handoff, call.branch)
         adopted = granted.adopted
         assert adopted is not None, "a claimed handoff was adopted"
@@ -278,7 +284,11 @@ class DecodeWorker:
         return matcher
 
     def _make_sequence(
-        self, call: DecodeCall, adopted: AdoptedKv, matcher: GrammarMatcher | None
+        self,
+        call: DecodeCall,
+        adopted: AdoptedKv,
+        matcher: GrammarMatcher | None,
+        sparsity: SparsityParams | None,
     ) -> Sequence:
         """Made before the pages are claimed: a policy that refuses the row leaves them alone."""
         settings = self._settings
@@ -286,9 +296,7 @@ class DecodeWorker:
         return Sequence(
             key=call.handoff,
             prompt=adopted.branches[call.branch],
-            policy=effective_policy(
-                settings.sparsity, call.options, num_layers=identity.num_layers
-            ),
+            policy=policy_for(sparsity, num_layers=identity.num_layers),
             num_heads=settings.capacity.num_heads,
             num_kv_heads=identity.num_kv_heads,
             sampling=call.sampling,
@@ -301,13 +309,10 @@ class DecodeWorker:
             traced=call.options.trace,
         )
 
-    def _start(self, row: Row, granted: Reservation, call: DecodeCall) -> Generation:
-        effective = effective_sparsity(
-            self._settings.sparsity,
-            call.options,
-            num_layers=self._settings.capacity.identity.num_layers,
-        )
-        generation = Generation(row, self.engine, pages=summary_of(effective))
+    def _start(
+        self, row: Row, granted: Reservation, call: DecodeCall, *, pages: PageSummary
+    ) -> Generation:
+        generation = Generation(row, self.engine, pages=pages)
         self._generations.setdefault(call.handoff, {})[call.branch] = generation
         verdict = row.tracker.observe(call.first_token)
         if verdict is not None:

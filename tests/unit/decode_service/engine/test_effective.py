@@ -1,8 +1,8 @@
-"""DELTA parameters of one request."""
+"""The page policy of one request, and its parameters."""
 
 import pytest
 
-from decode_service.engine.effective import effective_policy
+from decode_service.sparsity.registry import policy_for
 from shared.errors import InvalidRequestError
 from shared.types.effective import effective_sparsity
 from shared.types.methods import SparsityParams
@@ -13,14 +13,16 @@ PROFILE = SparsityParams(full_layers=(0, 2), page_budget=16, recency_pages=4)
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.PRUNE])
 def test_dense_modes(mode: Mode) -> None:
-    assert effective_sparsity(PROFILE, RequestOptions(mode=mode), num_layers=6) is None
-    assert effective_policy(PROFILE, RequestOptions(mode=mode), num_layers=4).name == "dense"
+    params = effective_sparsity(PROFILE, RequestOptions(mode=mode), num_layers=6)
+    assert params is None
+    assert policy_for(params, num_layers=6).name == "dense"
 
 
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.SPARSE, Mode.BOTH])
 def test_sparse_modes_follow_the_profile(mode: Mode) -> None:
-    assert effective_sparsity(PROFILE, RequestOptions(mode=mode), num_layers=6) == PROFILE
-    assert effective_policy(PROFILE, RequestOptions(mode=mode), num_layers=4).name == "delta"
+    params = effective_sparsity(PROFILE, RequestOptions(mode=mode), num_layers=6)
+    assert params == PROFILE
+    assert policy_for(params, num_layers=6).name == "delta"
 
 
 def test_overrides() -> None:
