@@ -1,4 +1,4 @@
-"""A gateway before simulated workers, and a decode service before a prefill peer.
+"""A gateway before simulated workers, a decode service before a prefill peer, and all three real.
 
 A module that needs other settings defines the fixture anew. Imports of torch wait for the fixtures
 that need it.
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from tests.support.gateway_rig import Rig, running_rig
 from tests.support.tiny_tokenizer import write_tokenizer_folder
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from decode_service.app import DecodeServer
     from shared.model.transformer import Transformer
     from tests.support.decode_server import ServerPair
+    from tests.support.full_stack import Stack
     from tests.support.prefill_peer import PrefillPeer, Prepared
 
 
@@ -73,3 +75,12 @@ def prepared(tiny_model: "Transformer") -> "Prepared":
     from tests.support.prefill_peer import prepare
 
     return prepare(tiny_model, mode="shared", tokens=60, kept=30)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tiny_model_dir: Path, profile: Path) -> AsyncIterator["Stack"]:
+    """All of them real; for modules whose tests share an event loop."""
+    from tests.support.full_stack import running_stack
+
+    async with running_stack(tiny_model_dir, profile) as started:
+        yield started

@@ -1,15 +1,12 @@
 """n answers over real workers: one prefill, branches that share its pages, the draws of each."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from protos.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from tests.support.decode_server import assert_idle, settle, write_profile
-from tests.support.full_stack import Stack, running_stack
+from tests.support.decode_server import assert_idle, settle
+from tests.support.full_stack import Stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -21,15 +18,6 @@ BODY: dict[str, Any] = {
     "seed": 5,
     "ignore_eos": True,
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(
-    tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
-    profile = write_profile(tmp_path_factory.mktemp("profile"))
-    async with running_stack(tiny_model_dir, profile) as started:
-        yield started
 
 
 async def texts(stack: Stack, **fields: Any) -> list[str]:

@@ -1,7 +1,6 @@
 """Bad input and refusals: status, type, code, param, headers, and a server that goes on."""
 
 import asyncio
-import math
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -220,7 +219,6 @@ async def test_huge_numbers_are_not_infinite(rig: Rig) -> None:
     response = await rig.http.post(CHAT, content=raw)
     assert response.status_code == 400
     assert error_of(response)["code"] == "invalid_value"
-    assert not math.isnan(response.elapsed.total_seconds())
 
 
 async def test_unknown_model(rig: Rig) -> None:

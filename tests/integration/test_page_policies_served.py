@@ -1,34 +1,21 @@
 """Page policies by request, through REST and gRPC, over real workers."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import openai
 import pytest
-import pytest_asyncio
 
 from protos.tandem.v1 import common_pb2, inference_pb2
 from shared.rpc.status import error_from_rpc
 from shared.types.page_policies import PagePolicyName
-from tests.support.decode_server import write_profile
-from tests.support.full_stack import Stack, running_stack
+from tests.support.full_stack import Stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = "A prompt of plain text that fills a few pages. " * 5
 TOKENS = 40
 SELECTING = [name for name in PagePolicyName if name is not PagePolicyName.DENSE]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(
-    tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
-    profile = write_profile(tmp_path_factory.mktemp("profile"))
-    async with running_stack(tiny_model_dir, profile) as started:
-        yield started
 
 
 async def complete(stack: Stack, **tandem: Any) -> tuple[str, dict[str, Any]]:

@@ -1,17 +1,13 @@
 """`tandem.trace` and the log of the last requests, over real workers."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from protos.tandem.v1 import common_pb2, inference_pb2
-from tests.support.decode_server import write_profile
-from tests.support.full_stack import Stack, running_stack
+from tests.support.full_stack import Stack
 from tests.support.gateway_rig import data_frames, strict_json
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,15 +16,6 @@ PROMPT = "A prompt of plain text that fills a few pages. " * 6
 TOKENS = 24
 ASKED = {"mode": "both", "keep_rate": 0.4, "min_keep": 16, "page_budget": 4, "trace": True}
 HOPS = ["gateway", "prefill", "transfer", "decode"]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(
-    tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stack]:
-    profile = write_profile(tmp_path_factory.mktemp("profile"))
-    async with running_stack(tiny_model_dir, profile) as started:
-        yield started
 
 
 def body_of(**fields: Any) -> dict[str, Any]:
