@@ -1,4 +1,4 @@
-"""A step runner that notes what traced rows read; rows that did not ask cost nothing.
+"""A step runner that notes what traced rows read; a step in which none is noted costs nothing.
 
 Watching takes the choices of at most four layers off the device in a step.
 """

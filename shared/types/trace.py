@@ -4,7 +4,7 @@ Bounded whatever the request; holds positions and counts, never tokens. The JSON
 gateway/debug/README.md.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 PROMPT_COLUMNS = 512
 """Columns that a prompt is cut into at most."""
@@ -171,9 +171,9 @@ class RequestTrace:
     """Arrival to first token, in seconds."""
     total_s: float = 0.0
     """Arrival to the end of the answer, in seconds."""
-    prompt: PromptTrace | None = field(default=None)
+    prompt: PromptTrace | None = None
     """None when no prefill was traced."""
-    pages: PageTrace | None = field(default=None)
+    pages: PageTrace | None = None
     """None when nothing was decoded after the first token, or it was not traced."""
 
     def to_json(self) -> dict[str, object]:
