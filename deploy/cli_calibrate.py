@@ -33,6 +33,7 @@ Keep = Annotated[float | None, typer.Option(help="Keep rate r; the base profile'
 DeltaSamples = Annotated[
     int, typer.Option(min=0, help="Generated samples for the Δ-layers; 0 keeps the Δ-layers.")
 ]
+DeltaSteps = Annotated[int, typer.Option(min=1, help="Decode steps recorded of each of them.")]
 FullLayers = Annotated[
     int, typer.Option(min=3, help="How many layers read everything, 0 and 1 included.")
 ]
@@ -42,6 +43,7 @@ PageBudget = Annotated[
 KlSamples = Annotated[
     int, typer.Option(min=0, help="Samples that sets of full layers decode; 0: recall decides.")
 ]
+KlSteps = Annotated[int, typer.Option(min=1, help="Decode steps of each of them.")]
 Refine = Annotated[
     int, typer.Option(min=0, help="Rounds that move Δ-layers a little while it helps.")
 ]
@@ -70,9 +72,11 @@ def calibrate(
     saving_target: SavingTarget = 0.3,
     keep: Keep = None,
     delta_samples: DeltaSamples = 12,
+    delta_steps: DeltaSteps = 12,
     full_layers: FullLayers = 5,
     page_budget: PageBudget = None,
     kl_samples: KlSamples = 6,
+    kl_steps: KlSteps = 32,
     refine: Refine = 0,
     sparsity_only: SparsityOnly = False,
     profile: Profile = "",
@@ -121,13 +125,15 @@ def _settings(given: dict[str, Any]) -> "CalibrationSettings":
         "model", "samples", "prompts", "saving_target", "seed", "device", "dtype",
         "sparsity_only", "profile",
     )  # fmt: skip
-    of_delta = ("full_layers", "page_budget", "kl_samples", "refine")
+    of_delta = ("full_layers", "page_budget", "kl_samples", "kl_steps", "refine")
     return CalibrationSettings(
         **{name: given[name] for name in alike},
         lengths=parse_lengths(given["lengths"]),
         keep_rate=given["keep"],
         delta=DeltaSettings(
-            samples=given["delta_samples"], **{name: given[name] for name in of_delta}
+            samples=given["delta_samples"],
+            steps=given["delta_steps"],
+            **{name: given[name] for name in of_delta},
         ),
     )
 

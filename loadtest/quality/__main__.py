@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rankers", type=list_of(str), help="comma-separated; all without it")
     add("--keep", type=list_of(float), help="keep rates, comma-separated")
     add("--lengths", type=list_of(int), help="prompt tokens of the needle grid")
+    add("--depths", type=list_of(float), help="needle depths of the grid, 0 to 1")
     add("--seeds", type=int, help="samples of each cell of the needle grid")
     add(
         "--protocol",
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--mixture-lengths", type=list_of(int), help="prompt tokens of the mixture")
     add("--mixture-answers", type=int, help="answers of full at 2k tokens and more")
     add("--mixture-prompts", type=int, help="prompts of the mixture that are tried at most")
+    add("--floors", type=list_of(int), help="floors on the kept count tried on the mixture")
     add("--ablation-lengths", type=list_of(int), help="prompt tokens of the ablations")
     add("--ablation-answers", type=int, help="answers of full in the ablations")
     add("--correlation-samples", type=int, help="prompts of each task")

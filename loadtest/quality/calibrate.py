@@ -35,8 +35,10 @@ from loadtest.quality.delta_profile import (
 )
 from loadtest.quality.delta_settings import (
     DEFAULT_DELTA_SAMPLES,
+    DEFAULT_DELTA_STEPS,
     DEFAULT_FULL_LAYERS,
     DEFAULT_KL_SAMPLES,
+    DEFAULT_KL_STEPS,
     DeltaSettings,
 )
 from shared.config.exit_codes import exit_code_for
@@ -173,9 +175,11 @@ def main(argv: Sequence[str]) -> int:
             dtype=given.dtype,
             delta=DeltaSettings(
                 samples=given.delta_samples,
+                steps=given.delta_steps,
                 full_layers=given.full_layers,
                 page_budget=given.page_budget,
                 kl_samples=given.kl_samples,
+                kl_steps=given.kl_steps,
                 refine=given.refine,
             ),
             sparsity_only=given.sparsity_only,
@@ -205,9 +209,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--saving-target", type=float, default=DEFAULT_SAVING)
     add("--keep", type=float)
     add("--delta-samples", type=int, default=DEFAULT_DELTA_SAMPLES, help="0: keep the Δ-layers")
+    add("--delta-steps", type=int, default=DEFAULT_DELTA_STEPS, help="recorded of each of them")
     add("--full-layers", type=int, default=DEFAULT_FULL_LAYERS, help="how many, 0 and 1 included")
     add("--page-budget", type=int, help="K; the base profile's without it")
     add("--kl-samples", type=int, default=DEFAULT_KL_SAMPLES, help="0: recall alone decides")
+    add("--kl-steps", type=int, default=DEFAULT_KL_STEPS, help="decoded of each of them")
     add("--refine", type=int, default=0, help="rounds that move Δ-layers while it helps")
     add(
         "--sparsity-only", action="store_true", help="Δ-layers alone; the rest of the profile stays"

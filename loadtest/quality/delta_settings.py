@@ -7,8 +7,12 @@ from shared.types.methods import SparsityParams
 
 DEFAULT_DELTA_SAMPLES = 12
 """Generated samples unless asked otherwise."""
+DEFAULT_DELTA_STEPS = 12
+"""Decode steps recorded of a sample unless asked otherwise."""
 DEFAULT_KL_SAMPLES = 6
 """Samples on which sets of full layers are compared unless asked otherwise."""
+DEFAULT_KL_STEPS = 32
+"""Decode steps of each of them unless asked otherwise."""
 DEFAULT_FULL_LAYERS = 5
 """Full layers unless asked otherwise: the paper's two warm ones and three Δ-layers."""
 
@@ -19,7 +23,7 @@ class DeltaSettings:
 
     samples: int = DEFAULT_DELTA_SAMPLES
     """Generated samples, prose and questions in turn; 0 without own prompts: no calibration."""
-    steps: int = 12
+    steps: int = DEFAULT_DELTA_STEPS
     """Decode steps recorded of each sample at most."""
     full_layers: int = DEFAULT_FULL_LAYERS
     """Full layers of the model, layers 0 and 1 among them."""
@@ -27,7 +31,7 @@ class DeltaSettings:
     """K; None: the base profile's."""
     kl_samples: int = DEFAULT_KL_SAMPLES
     """Samples on which the sets of full layers are decoded with; 0: recall alone decides."""
-    kl_steps: int = 32
+    kl_steps: int = DEFAULT_KL_STEPS
     """Decode steps of each of them at most."""
     refine: int = 0
     """Rounds in which Δ-layers of the best set are moved a little, while that helps."""
@@ -51,10 +55,12 @@ class DeltaSettings:
 
     def words(self) -> list[str]:
         """The flags that give the same settings."""
-        words = ["--delta-samples", str(self.samples), "--full-layers", str(self.full_layers)]
+        words = ["--delta-samples", str(self.samples), "--delta-steps", str(self.steps)]
+        words += ["--full-layers", str(self.full_layers)]
         if self.page_budget is not None:
             words += ["--page-budget", str(self.page_budget)]
-        words += ["--kl-samples", str(self.kl_samples), "--refine", str(self.refine)]
+        words += ["--kl-samples", str(self.kl_samples), "--kl-steps", str(self.kl_steps)]
+        words += ["--refine", str(self.refine)]
         return words
 
     def sparsity_over(self, params: SparsityParams) -> SparsityParams:

@@ -211,10 +211,13 @@ def test_the_plain_script(
 ) -> None:
     arguments = ["--model", str(tiny_model_dir), "--samples", "1", "--lengths", "500"]
     arguments += ["--delta-samples", "1", "--page-budget", "16", "--kl-samples", "0"]
+    arguments += ["--delta-steps", "2", "--kl-steps", "3"]
     out = tmp_path / "folder" / "plain.toml"
     named = ["--saving-target", "0.2", "--out", str(out), "--commit", "abc"]
     assert main([*arguments, *named]) == 0
     assert tomllib.loads(out.read_text())["evidence"]["commit"] == "abc"
+    assert "--delta-steps 2 " in out.read_text()
+    assert "--kl-steps 3 " in out.read_text()
     captured = capsys.readouterr()
     assert f"written to {out}" in captured.out
     assert "depths: 1 of 1 prompts" in captured.err

@@ -263,12 +263,20 @@ def test_the_command_says_what_was_chosen(
     arguments = [
         "calibrate", "--model", str(tiny_model_dir), "--sparsity-only", "--lengths", "700",
         "--delta-samples", "1", "--page-budget", "16", "--full-layers", "4", "--kl-samples", "0",
-        "--profile", str(kept_profile), "--out", str(tmp_path / "cli.toml"),
+        "--delta-steps", "2", "--kl-steps", "3", "--profile", str(kept_profile),
+        "--out", str(tmp_path / "cli.toml"),
     ]  # fmt: skip
     told = CliRunner().invoke(cli.app, arguments)
     assert told.exit_code == 0, told.output
     assert "(chosen): recall " in told.stdout
     assert "by shift" in told.stdout
+    evidence = tomllib.loads((tmp_path / "cli.toml").read_text())["evidence"]["sparsity"]
+    # The command that the profile keeps has the sizes that were asked for.
+    assert (
+        "--delta-steps 2 --full-layers 4 --page-budget 16 --kl-samples 0 --kl-steps 3"
+        in (evidence["command"])
+    )
+    assert evidence["steps"] == 2
     report = json.loads(CliRunner().invoke(cli.app, [*arguments, "--json"]).stdout)
     assert "pruning" not in report
     assert report["sparsity"]["page_budget"] == 16
