@@ -183,8 +183,10 @@ async def test_phones_show_the_prompt_before_the_options(browser, tiny_model_dir
         running_rig(tiny_model_dir) as rig,
         visit(browser, rig.gateway.rest_address, viewport=PHONE) as visited,
     ):
-        for options in await visited.page.locator(".options").all():
-            assert await options.get_attribute("open") is None
+        options = visited.page.locator(".options")
+        assert await options.count() == 3
+        for folded in await options.all():
+            assert await folded.get_attribute("open") is None
         await expect(visited.page.locator("#send")).to_be_in_viewport()
 
 

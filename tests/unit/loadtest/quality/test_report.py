@@ -31,7 +31,9 @@ def test_the_report_is_one_file_with_its_images_inside(folder):
 
 def test_every_figure_and_table_names_command_hardware_and_commit(folder):
     text = page(summarise(folder), {"needle_grid": b"png"})
-    for block in re.findall(r"<figcaption>.*?</figcaption>|<p class='small'>(?!</p>).*?</p>", text):
+    blocks = re.findall(r"<figcaption>.*?</figcaption>|<p class='small'>(?!</p>).*?</p>", text)
+    assert len(blocks) == 8
+    for block in blocks:
         assert RUN.command in block
         assert RUN.hardware in block
         assert RUN.commit[:12] in block
