@@ -46,11 +46,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self, request: prefill_pb2.PrefillRequest, context: Context
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """Queues a prompt and streams its events; the last one is `sealed` or `failed`."""
-        remaining_s = context.time_remaining()
-        prompt = prompt_from_pb(request, limits=self._limits).within(remaining_s)
+        prompt = prompt_from_pb(request, limits=self._limits)
         if request.grammar:
             matcher = await self._grammars.compile(request.grammar)
             prompt = replace(prompt, matcher=matcher)
+        prompt = prompt.within(context.time_remaining())  # a compilation took some of it
         with log_context(handoff_id=prompt.key.handoff_id):
             job = self._engine.submit(prompt)
         spans = PromptSpans(current_span())
