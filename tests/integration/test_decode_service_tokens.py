@@ -1,10 +1,13 @@
 """The token of a grant: who does not show it can neither write, nor end, nor commit a handoff."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from decode_service.app import DecodeServer
 from decode_service.engine.handoffs import TOKEN_BYTES
@@ -16,6 +19,13 @@ from tests.support.prefill_peer import PrefillPeer, Prepared
 
 KEY = HandoffKey("request", 1)
 OTHER = HandoffKey("other", 1)
+
+
+@pytest.fixture
+def own_lines() -> Iterator[list[EventDict]]:
+    """What our own code logs, which the standard library's loggers do not see."""
+    with capture_logs() as lines:
+        yield lines
 
 
 async def test_each_grant_has_its_own_token_and_asking_again_gives_the_same(
@@ -36,6 +46,7 @@ async def test_a_stranger_can_neither_push_nor_commit_and_the_owner_goes_on(
     peer: PrefillPeer,
     prepared: Prepared,
     caplog: pytest.LogCaptureFixture,
+    own_lines: list[EventDict],
 ) -> None:
     caplog.set_level(logging.DEBUG)
     table = server.core.worker.table
@@ -59,6 +70,8 @@ async def test_a_stranger_can_neither_push_nor_commit_and_the_owner_goes_on(
         metrics = (await client.get(f"http://{server.admin_address}/metrics")).text
     assert "tandem_handoff_tokens_refused_total 6.0" in metrics
     shown = "".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records)
+    shown += repr(own_lines)
+    assert OTHER.handoff_id in [line.get("handoff_id") for line in own_lines]
     for secret in (grant.token, other.token):
         assert secret.hex() not in shown
         assert repr(secret) not in shown

@@ -41,7 +41,8 @@ async def answer_to(server: HttpServer, *pieces: bytes) -> tuple[int, dict[str, 
         lines = head.split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
         body = await reader.readexactly(int(headers["content-length"]))
-        assert await reader.read() == b"" if headers.get("connection") == "close" else True
+        if headers.get("connection") == "close":
+            assert await reader.read() == b""
         return int(lines[0].split()[1]), headers, body
     finally:
         writer.close()
