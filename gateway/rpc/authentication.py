@@ -1,13 +1,13 @@
 """API keys at the public gRPC port."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import grpc
 
 from gateway.keys.ring import KeyRing
 from gateway.principal import set_principal
 from shared.errors import AuthenticationError
-from shared.rpc.interceptors import AroundCalls, Behaviour, Context
+from shared.rpc.interceptors import AroundCalls, Behaviour, Context, metadata_text
 
 _METADATA_KEY = "authorization"
 
@@ -27,7 +27,9 @@ class AuthenticationInterceptor(AroundCalls):
     def _around(self, inner: Behaviour, details: grpc.HandlerCallDetails, /) -> Behaviour:
         async def checked(request: object, context: Context) -> object:
             try:
-                principal = self._ring.authenticate(_value_in(details.invocation_metadata))
+                principal = self._ring.authenticate(
+                    metadata_text(details.invocation_metadata, _METADATA_KEY)
+                )
             except AuthenticationError as error:
                 self._on_refused(error.error_code)
                 raise
@@ -35,10 +37,3 @@ class AuthenticationInterceptor(AroundCalls):
             return await inner(request, context)
 
         return checked
-
-
-def _value_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
-    for key, value in metadata or ():
-        if key == _METADATA_KEY:
-            return str(value)
-    return None
