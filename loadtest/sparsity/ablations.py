@@ -4,13 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 
+from loadtest.quality.delta_choice import FIRST_DELTA, WARM_LAYERS
 from loadtest.sparsity.arms import Arm, at_budget
 from loadtest.sparsity.records import PRUNED, WHOLE
 from loadtest.sparsity.settings import StudySettings
 from shared.types.methods import KvSelect, PageHeads, PageLayout, SparsityParams
 
-FIRST_DELTA = 2
-"""First Δ-layer of the paper, after two layers that plan nothing."""
 EXTRA_DELTAS = (2, 4, 8, 12, 16, 22)
 """Δ-layers that a pruned prompt can afford: most of them hold few slots there."""
 DELTA_COUNTS = (1, 2, 3, 5, 8)
@@ -139,7 +138,7 @@ def _first_dense(base: SparsityParams) -> tuple[int, ...]:
 def _with_deltas(deltas: Iterable[int], num_layers: int) -> tuple[int, ...]:
     """Layers 0 and 1, the first Δ-layer, and others where they are not the last layer."""
     inside = {layer for layer in deltas if layer < num_layers - 1}
-    return tuple(sorted({0, 1, FIRST_DELTA, *inside}))
+    return tuple(sorted({*WARM_LAYERS, FIRST_DELTA, *inside}))
 
 
 def _spread(count: int, num_layers: int) -> list[int]:
