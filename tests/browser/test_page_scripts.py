@@ -113,12 +113,14 @@ async def test_more_fields_are_merged_into_objects_and_replace_the_rest(page):
     assert body["tandem"] == {"mode": "prune", "mass": 0.9}
     assert body["temperature"] == 1
     assert body["stop"] == ["x"]
+    ids = await body_of(page, endpoint="completions", more='{"prompt": [1, 2, 3]}')
+    assert ids["prompt"] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [("{", "not JSON"), ("[1]", "must be a JSON object"), ('{"n": 2}', "one answer"),
-     ('{"stream": false}', "streams")],
+     ('{"prompt": ["a", "b"]}', "one prompt"), ('{"stream": false}', "streams")],
 )  # fmt: skip
 async def test_more_fields_that_cannot_be(page, more, said):
     script = "(m, fields) => { try { m.bodyOf(fields) } catch (error) { return error.message } }"

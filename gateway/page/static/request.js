@@ -34,7 +34,8 @@ export function bodyOf(fields, turns = []) {
 }
 
 function checked(body) {
-  if (body.n > 1) throw new SyntaxError("the page shows one answer: leave n out");
+  const prompts = Array.isArray(body.prompt) && typeof body.prompt[0] !== "number" ? body.prompt.length : 1;
+  if (body.n > 1 || prompts > 1) throw new SyntaxError("the page shows one answer: leave n out, send one prompt");
   if (!body.stream) throw new SyntaxError("the page reads streams: leave stream out");
   return body;
 }
