@@ -105,7 +105,13 @@ class Live(BaseModel):
     detail: str
     requests_in_flight: int
     queue: dict[str, int]
+    discovery: Literal["static", "redis"]
+    registry: Literal["ok", "degraded"]
     workers: list[dict[str, Any]]
+    traffic: dict[str, Any]
+    """Latencies, rate and requests of the last minute."""
+    flows: list[dict[str, Any]]
+    """KV that moved between each pair of workers."""
 
 
 class WorkerList(BaseModel):

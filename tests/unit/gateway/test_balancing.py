@@ -15,26 +15,19 @@ from gateway.workers import ChoicePolicy, Workers
 from shared.discovery.card import WorkerCard
 from shared.errors import ConfigError, InternalError, OverloadedError, UnavailableError
 from tests.support.made_up_workers import MODEL, Cards, card
+from tests.support.stepped_clock import SteppedClock
 
 SETTINGS = BreakerSettings(failures=2, cooldown_s=5.0)
 POLICY = ChoicePolicy(name="least_loaded", make_balancer=LeastLoaded)
 LOST = UnavailableError("no connection")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def make_workers(*cards: WorkerCard, clock: Clock | None = None) -> Workers:
+def make_workers(*cards: WorkerCard, clock: SteppedClock | None = None) -> Workers:
     return Workers(
         Cards(*cards),
         policy=POLICY,
         breaker=SETTINGS,
-        clock=clock if clock is not None else Clock(),
+        clock=clock if clock is not None else SteppedClock(),
     )
 
 
@@ -140,7 +133,7 @@ def test_decode_must_serve_the_same_model() -> None:
 
 
 def test_lost_worker_is_skipped_until_its_trial() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     workers = make_workers(card("p0"), card("p1"), card("d0"), clock=clock)
     for _ in range(2):
         workers.failed("p0", LOST)
@@ -152,7 +145,7 @@ def test_lost_worker_is_skipped_until_its_trial() -> None:
 
 
 def test_a_worker_that_only_says_it_is_full_stays_and_closes_its_breaker() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     workers = make_workers(card("p0"), card("p1"), card("d0"), clock=clock)
     for _ in range(2):
         workers.failed("p0", LOST)
@@ -196,7 +189,7 @@ def test_all_breakers_open_means_trying_anyway() -> None:
 
 
 def test_a_worker_that_is_gone_is_no_last_resort() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     workers = make_workers(card("p0"), card("d0"), clock=clock)
     workers.gone("d0")
     assert workers.missing() == "no_decode_worker"
@@ -209,7 +202,7 @@ def test_a_worker_that_is_gone_is_no_last_resort() -> None:
 
 def test_a_new_process_under_a_known_name_is_welcome() -> None:
     cards = Cards(card("p0"), card("d0"))
-    workers = Workers(cards, policy=POLICY, breaker=SETTINGS, clock=Clock())
+    workers = Workers(cards, policy=POLICY, breaker=SETTINGS, clock=SteppedClock())
     assert workers.missing() is None
     workers.gone("d0")
     assert workers.missing() == "no_decode_worker"

@@ -7,21 +7,14 @@ from gateway.live_traffic import RATE_S, WINDOW_S, LiveTraffic
 from gateway.observers import Observers
 from shared.types.options import RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions
+from tests.support.stepped_clock import SteppedClock
 
 SECRET = 424242
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.25
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SteppedClock(1000.25)
 
 
 @pytest.fixture

@@ -15,20 +15,13 @@ from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
 from shared.types.methods import PruningParams
 from shared.types.model_identity import ModelIdentity
 from tests.support.prefill_jobs import request_of
+from tests.support.stepped_clock import SteppedClock
 from tests.support.tiny_model import tiny_config
 
 GEOMETRY = KvGeometry(num_layers=6, num_kv_heads=2, head_dim=16)
 MODEL = ModelIdentity(
     name="m", model_hash="h", dtype="float32", num_layers=6, num_kv_heads=2, head_dim=16, rope="r"
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def held_kv(tokens: int = 16) -> HeldKv:
@@ -46,12 +39,12 @@ def held_kv(tokens: int = 16) -> HeldKv:
     return HeldKv(Parcel(request, plan=plan, slab=slab, model=MODEL), machine)
 
 
-def store_of(clock: Clock, *, buffer: int = 1 << 20, sealed: int = 1 << 20) -> HeldStore:
+def store_of(clock: SteppedClock, *, buffer: int = 1 << 20, sealed: int = 1 << 20) -> HeldStore:
     return HeldStore(buffer_bytes=buffer, sealed_bytes=sealed, lease_s=10.0, clock=clock)
 
 
 async def test_hold_renew_release_expire() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     store = store_of(clock)
     one, two, three = held_kv(), held_kv(), held_kv()
     for held in (one, two, three):
@@ -75,7 +68,7 @@ async def test_hold_renew_release_expire() -> None:
 
 async def test_the_oldest_makes_room_for_a_new_hold() -> None:
     size = held_kv().nbytes
-    store = store_of(Clock(), sealed=2 * size)
+    store = store_of(SteppedClock(), sealed=2 * size)
     holds = [held_kv() for _ in range(3)]
     for held in holds:
         store.hold(held)
@@ -86,7 +79,7 @@ async def test_the_oldest_makes_room_for_a_new_hold() -> None:
 
 async def test_running_prompts_push_holds_out_and_wait_for_each_other() -> None:
     size = held_kv().nbytes
-    store = store_of(Clock(), buffer=3 * size, sealed=3 * size)
+    store = store_of(SteppedClock(), buffer=3 * size, sealed=3 * size)
     for _ in range(3):
         store.hold(held_kv())
     await store.admit(2 * size)
@@ -104,7 +97,7 @@ async def test_running_prompts_push_holds_out_and_wait_for_each_other() -> None:
 
 
 async def test_bytes_that_are_read_stay_counted() -> None:
-    store = store_of(Clock())
+    store = store_of(SteppedClock())
     held = held_kv()
     store.hold(held)
     async with store.reading(held):
@@ -116,7 +109,7 @@ async def test_bytes_that_are_read_stay_counted() -> None:
 
 
 async def test_a_resend_makes_it_known_under_both_names() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     store = store_of(clock)
     held = held_kv()
     store.hold(held)
