@@ -37,6 +37,8 @@ _CLASSES: tuple[type[TandemError], ...] = (
 _BY_CODE: dict[str, type[TandemError]] = {cls.code: cls for cls in _CLASSES} | {
     "missing_required_parameter": InvalidRequestError,
     "chat_template_missing": InvalidRequestError,
+    "invalid_json_schema": InvalidRequestError,
+    "grammar_too_complex": InvalidRequestError,
     "no_prefill_worker": UnavailableError,
     "no_decode_worker": UnavailableError,
     "draining": UnavailableError,

@@ -6,8 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shared.errors
+from decode_service.engine.grant_check import TOKEN_REFUSED
 from protos.tandem.v1 import common_pb2
-from shared.errors import InvalidRequestError, ManifestError, TandemError
+from shared.errors import HandoffError, InvalidRequestError, ManifestError, TandemError
+from shared.grammar.compiler import INVALID
+from shared.grammar.matcher import TOO_COMPLEX
 from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import (
     KvManifest,
@@ -214,6 +217,21 @@ def test_errors_survive(cls):
         1.5,
     )
     assert issubclass(cls, type(back)) or type(back) is shared.errors.InternalError
+
+
+@pytest.mark.parametrize(
+    ("code", "cls"),
+    [
+        (INVALID, InvalidRequestError),
+        (TOO_COMPLEX, InvalidRequestError),
+        (TOKEN_REFUSED, HandoffError),
+    ],
+)
+def test_codes_of_their_own_keep_their_class_inside_a_stream(code, cls):
+    """A grammar that a step cannot follow is the request's fault, not a defect of the worker."""
+    back = error_from_pb(error_to_pb(cls("what, why, what to do", code=code)))
+    assert type(back) is cls
+    assert back.error_code == code
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 2.5])
