@@ -8,25 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from decode_service.sparsity.base import Evidence, RowFacts, RowPolicy, Selection
-from tests.support.sparse_steps import HEAD_DIM, slots_read
-
-
-@dataclass
-class WatchedKv:
-    """Keys of one layer at one step; writes down from which page on they were asked for."""
-
-    keys_TGD: torch.Tensor
-    asked: list[int]
-
-    @property
-    def length(self) -> int:
-        """Slots."""
-        return self.keys_TGD.shape[0]
-
-    def keys(self, *, first_page: int = 0) -> torch.Tensor:
-        """The keys from a page on."""
-        self.asked.append(first_page)
-        return self.keys_TGD[16 * first_page :]
+from tests.support.sparse_steps import HEAD_DIM, FakeKv, slots_read
 
 
 @dataclass
@@ -65,10 +47,10 @@ class GrowingRow:
         ]
         return 2 * drawn[0] + drawn[1]
 
-    def kv(self, layer: int, generated: int) -> WatchedKv:
+    def kv(self, layer: int, generated: int) -> FakeKv:
         """Keys of a layer at a step."""
         length = self.facts.length(layer, generated=generated)
-        return WatchedKv(self.keys[layer][:length], self.asked[layer])
+        return FakeKv(self.keys[layer][:length], self.asked[layer])
 
     def step(
         self,

@@ -3,7 +3,7 @@
 Shapes: L layers, H query heads, G KV heads, D head size, T slots, N prompt slots.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,10 +16,10 @@ HEAD_DIM = 8
 
 @dataclass
 class FakeKv:
-    """Keys of a layer that lie in one piece; counts how often they were asked for."""
+    """Keys of a layer that lie in one piece; writes down from which page on they were asked for."""
 
     keys_TGD: torch.Tensor
-    asked: int = 0
+    asked: list[int] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -28,7 +28,7 @@ class FakeKv:
 
     def keys(self, *, first_page: int = 0) -> torch.Tensor:
         """The keys from a page on."""
-        self.asked += 1
+        self.asked.append(first_page)
         return self.keys_TGD[16 * first_page :]
 
 
