@@ -24,7 +24,6 @@ from gateway.routes.admin import LIVE
 from gateway.routes.page import PAGE, PAGE_FILES
 from gateway.routes.table import Endpoints, rest_app
 from tests.support.gateway_rig import Rig, running_rig, strict_json
-from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 FEW, MANY = 12, 200
 WORKERS = {"p0", "d0"}
@@ -69,8 +68,8 @@ class RunningRig:
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    running = RunningRig(write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer")))
+def rig(folder: Path) -> Iterator[Rig]:
+    running = RunningRig(folder)
     running.start()
     yield running.rig
     running.stop()

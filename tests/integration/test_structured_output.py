@@ -14,7 +14,6 @@ from pydantic import BaseModel, Field
 
 from protos.tandem.v1 import common_pb2, inference_pb2
 from shared.rpc.status import error_from_rpc
-from tests.support.decode_server import write_profile
 from tests.support.full_stack import Stack, running_stack
 from tests.support.tool_templates import TEMPLATES, with_template
 
@@ -96,12 +95,12 @@ COUNT: Any = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(
-    tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_model_dir: Path, profile: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Stack]:
     folder = with_template(
         tiny_model_dir, tmp_path_factory.mktemp("tools") / "tiny", template=TEMPLATES["hermes"]
     )
-    async with running_stack(folder, write_profile(tmp_path_factory.mktemp("profile"))) as started:
+    async with running_stack(folder, profile) as started:
         yield started
 
 
