@@ -6,22 +6,20 @@ every key a fresh minute.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
 
-import redis.asyncio
 import structlog
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from gateway.quotas.base import NOTHING, Cost, Limits, Use, Verdict, judge
 from gateway.quotas.local import LocalQuotas
 from gateway.quotas.window import WINDOW_S
-from shared.errors import ConfigError
+from shared.discovery.redis_client import LOST, open_redis, script_of
 
 _UNLIMITED = -1
+_MAX_CONNECTIONS = 32
 
 # KEYS: the key's hash. ARGV: limits of requests and tokens (-1 is none), cost of both, whether to
 # count whatever the limits, seconds of the window. Fields are r or t and the second.
@@ -51,9 +49,6 @@ if counted then
 end
 return {counted and 1 or 0, t[1], t[2], redis.call('HGETALL', KEYS[1])}
 """
-
-_Script = Callable[..., Awaitable[Any]]
-_LOST = (RedisError, OSError, TimeoutError)
 
 _log = structlog.get_logger(__name__)
 
@@ -86,21 +81,14 @@ class SharedQuotas:
     def __init__(self, settings: SharedSettings, *, on_fallback: Callable[[], None]) -> None:
         self._settings = settings
         self._on_fallback = on_fallback
-        try:
-            self._redis = redis.asyncio.Redis.from_url(
-                settings.url,
-                socket_timeout=settings.timeout_s,
-                socket_connect_timeout=settings.timeout_s,
-                decode_responses=True,
-                # Once, for a connection that went stale; waiting longer is not worth it.
-                retry=Retry(NoBackoff(), 1),
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"the Redis URL cannot be read ({error}); write redis://host:port/db",
-                param="redis_url",
-            ) from error
-        self._count = cast("_Script", self._redis.register_script(_COUNT))
+        self._redis = open_redis(
+            settings.url,
+            timeout_s=settings.timeout_s,
+            # Once, for a connection that went stale; waiting longer is not worth it.
+            retry=Retry(NoBackoff(), 1),
+            max_connections=_MAX_CONNECTIONS,
+        )
+        self._count = script_of(self._redis, _COUNT)
         self._local = LocalQuotas()
         self._lost = False
         self._watch: asyncio.Task[None] | None = None
@@ -120,7 +108,7 @@ class SharedQuotas:
         if not self._lost:
             try:
                 counted, now_s, use = await self._run(key_id, limits, cost)
-            except _LOST as error:
+            except LOST as error:
                 self._lose(error)
             else:
                 if counted:
@@ -137,7 +125,7 @@ class SharedQuotas:
             return
         try:
             await self._run(key_id, Limits(requests=None, tokens=None), cost, whatever=True)
-        except _LOST as error:
+        except LOST as error:
             self._lose(error)
 
     async def close(self) -> None:
@@ -176,7 +164,7 @@ class SharedQuotas:
     async def _look(self) -> None:
         try:
             await self._redis.ping()
-        except _LOST as error:
+        except LOST as error:
             self._lose(error)
         else:
             if self._lost:

@@ -9,17 +9,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
-import redis.asyncio
 import structlog
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
 
 from shared.discovery.address_guard import AddressGuard
 from shared.discovery.card import WorkerCard
-from shared.errors import ConfigError, TandemError
+from shared.discovery.redis_client import LOST, open_redis, script_of
+from shared.errors import TandemError
 
 _log = structlog.get_logger(__name__)
 
@@ -51,8 +49,6 @@ redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 return redis.call('ZRANGE', KEYS[1], 0, -1)
 """
 )
-
-_Script = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,24 +91,16 @@ class RedisDiscovery:
         self._settings = settings
         self._guard = guard
         self._roles = tuple(roles)
-        try:
-            self._redis = redis.asyncio.Redis.from_url(
-                settings.url,
-                decode_responses=True,
-                socket_timeout=settings.timeout_s,
-                socket_connect_timeout=settings.timeout_s,
-                health_check_interval=15,
-                max_connections=4,
-                retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"the Redis URL cannot be read ({error}); write redis://host:port/db",
-                param="redis_url",
-            ) from error
-        self._publish_script = cast("_Script", self._redis.register_script(_PUBLISH))
-        self._withdraw_script = cast("_Script", self._redis.register_script(_WITHDRAW))
-        self._members_script = cast("_Script", self._redis.register_script(_MEMBERS))
+        self._redis = open_redis(
+            settings.url,
+            timeout_s=settings.timeout_s,
+            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=2),
+            max_connections=4,
+            health_check_s=15,
+        )
+        self._publish_script = script_of(self._redis, _PUBLISH)
+        self._withdraw_script = script_of(self._redis, _WITHDRAW)
+        self._members_script = script_of(self._redis, _MEMBERS)
         self._cards: dict[str, dict[str, WorkerCard]] = {role: {} for role in self._roles}
         self._own: WorkerCard | None = None
         self._degraded = False
@@ -169,7 +157,7 @@ class RedisDiscovery:
         """Runs an action; a lost or returned Redis changes `degraded`, and is logged once."""
         try:
             await action()
-        except (RedisError, OSError, TimeoutError) as error:
+        except LOST as error:
             if not self._degraded:
                 _log.warning("redis is lost; keeping the last known workers", error=str(error))
             self._degraded = True

@@ -50,6 +50,18 @@ def used(verdict: Verdict) -> tuple[int, int]:
     return verdict.requests.used, verdict.tokens.used
 
 
+async def test_a_burst_waits_for_a_connection_and_is_no_loss(redis_url: str) -> None:
+    fallbacks, many = Fallbacks(), Limits(requests=1_000, tokens=None)
+    async with store_of(redis_url, fallbacks=fallbacks) as store:
+        asked = [store.take("k", limits=many, cost=ONE) for _ in range(300)]
+        verdicts = await asyncio.gather(*asked)
+        assert all(verdict.wait_s == 0 for verdict in verdicts)
+        assert (store.state, fallbacks.count) == ("shared", 0)
+        verdict = await store.take("k", limits=many, cost=NOTHING)
+        assert verdict.requests is not None
+        assert verdict.requests.used == 300
+
+
 async def test_gateways_share_one_count(redis_url: str) -> None:
     namespace, fallbacks = uuid4().hex, Fallbacks()
     async with (
