@@ -14,7 +14,6 @@ from gateway.attempt import Services
 from gateway.background import Background
 from gateway.balancing.registry import balancers
 from gateway.breaker import BreakerSettings
-from gateway.clients.channels import Channels
 from gateway.clients.control import ControlClient
 from gateway.clients.decode import DecodeClient
 from gateway.clients.prefill import PrefillClient
@@ -55,6 +54,7 @@ from gateway.workers import DECODE, PREFILL, ChoicePolicy, Workers
 from shared.discovery.base import Discovery
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.discovery.static import StaticDiscovery, StaticSettings
+from shared.rpc.channel_pool import ChannelPool
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
 from shared.telemetry.http_server import HttpServer
@@ -87,7 +87,7 @@ class Gateway:
         self._config = config
         self.worker_id = config.worker_id or f"gateway-{uuid.uuid4().hex[:8]}"
         self._security = Security.from_config(config)
-        self._channels = Channels(tls=self._security.peer)
+        self._channels = ChannelPool(tls=self._security.peer)
         self._background = Background()
         self._discovery = self._make_discovery()
         self.workers = Workers(

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from gateway.clients.channels import Channels
 from gateway.clients.failures import worker_errors
 from protos.tandem.v1 import control_pb2, control_pb2_grpc
 from shared.discovery.card import WorkerCard
 from shared.errors import ConfigError
+from shared.rpc.channel_pool import ChannelPool
 from shared.wire.identity import identity_from_pb
 from shared.wire.worker import worker_role
 
@@ -16,7 +16,7 @@ _TIMEOUT_S = 2.0
 class ControlClient:
     """ControlService as the gateway uses it."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
     async def fetch_card(self, address: str) -> WorkerCard:

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from gateway.clients.channels import Channels
 from gateway.clients.events import (
     DecodeAccepted,
     DecodeCall,
@@ -15,6 +14,7 @@ from gateway.clients.failures import events_of, worker_errors
 from gateway.clients.prefill import CONTROL_TIMEOUT_S
 from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
 from shared.errors import HandoffError, UnavailableError
+from shared.rpc.channel_pool import ChannelPool
 from shared.types.handoff import HandoffKey
 from shared.types.sampling import FinishReason
 from shared.wire.errors import error_from_pb
@@ -28,7 +28,7 @@ from shared.wire.trace import page_trace_from_pb
 class DecodeClient:
     """The RPCs of DecodeService that a gateway makes; every failure is a TandemError."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
     async def decode(

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from gateway.clients.channels import Channels
 from gateway.clients.events import (
     FirstTokens,
     PrefillCall,
@@ -14,6 +13,7 @@ from gateway.clients.events import (
 )
 from gateway.clients.failures import events_of, worker_errors
 from protos.tandem.v1 import prefill_pb2, prefill_pb2_grpc
+from shared.rpc.channel_pool import ChannelPool
 from shared.types.handoff import HandoffKey
 from shared.wire.errors import error_from_pb
 from shared.wire.identity import handoff_to_pb
@@ -27,7 +27,7 @@ CONTROL_TIMEOUT_S = 5.0
 class PrefillClient:
     """All RPCs of PrefillService; every failure is a TandemError."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
     async def prefill(
