@@ -62,6 +62,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._silent_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._in_message = False
         self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -79,7 +80,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._silent_bytes += len(data)
+        idle, last = self.timeout_keep_alive_task is not None, self.cycle
         super().data_received(data)
+        if idle and self.cycle is last and self._head_timer is None and not self._in_message:
+            # Empty lines begin no head, but they stopped the base class's clock for idle clients.
+            self._await_head()
         # A single header is reported at its end only, so what the parser holds is counted here.
         if self._silent_bytes > MAX_HEAD_BYTES:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -87,6 +92,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins."""
         self._head_bytes = 0
+        self._in_message = True
         if self._head_timer is None:
             self._await_head()
         super().on_message_begin()
@@ -115,6 +121,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is whole."""
         self._silent_bytes = 0
+        self._in_message = False
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  the base class's plain text

@@ -121,3 +121,19 @@ async def test_an_idle_connection_outlives_the_head_timeout(server, monkeypatch)
         await reader.readuntil(b"\r\n\r\n")  # another connection was cut off meanwhile
         writer.close()
         assert (await client.get("/")).status_code == 200
+
+
+async def test_empty_lines_between_requests_do_not_hold_a_connection(server, monkeypatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+    try:
+        for _ in range(2):  # the second one comes after the empty lines, and is served
+            writer.write(request)
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(1) == b"0"
+            writer.write(b"\r\n\r\n")
+        assert b" 408 " in await reader.readuntil(b"\r\n")
+        await reader.read()  # the end
+    finally:
+        writer.close()
