@@ -17,18 +17,6 @@ from tests.support.gateway_rig import (
     until,
 )
 from tests.support.simulated_pair import SimulatedDecode, SimulatedPrefill
-from tests.support.tiny_tokenizer import write_tokenizer_folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-async def rig(folder: Path) -> AsyncIterator[Rig]:
-    async with running_rig(folder) as started:
-        yield started
 
 
 async def idle(rig: Rig) -> None:
