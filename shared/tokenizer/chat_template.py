@@ -122,7 +122,7 @@ class ChatTemplate:
             variables: extra template variables.
 
         Raises:
-            InvalidRequestError: the template refuses the conversation.
+            InvalidRequestError: the template refuses the conversation, or cannot print it.
         """
         turns = [self._known_role(message) for message in messages]
         template = self._tool_template if (variables or {}).get("tools") else self._template
@@ -136,6 +136,12 @@ class ChatTemplate:
             raise InvalidRequestError(
                 f"the model's chat template refuses this conversation: {error}; change the roles "
                 "or their order",
+                param="messages",
+            ) from error
+        except RecursionError as error:
+            raise InvalidRequestError(
+                "something in this conversation or its tools is nested too deeply to be printed: "
+                "flatten the arguments of a tool call or a tool's parameters",
                 param="messages",
             ) from error
 

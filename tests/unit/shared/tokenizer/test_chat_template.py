@@ -64,6 +64,15 @@ def test_sandbox(source: str) -> None:
         ChatTemplate(source).render(TURNS)
 
 
+def test_what_is_nested_too_deeply_to_print_is_the_clients_mistake() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(5_000):
+        deep = {"a": deep}
+    template = ChatTemplate("{{ messages[0].content | tojson }}")
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        template.render([{"role": "user", "content": deep}])
+
+
 def test_broken_template() -> None:
     with pytest.raises(ModelLoadError, match="cannot be compiled"):
         ChatTemplate("{% for %}")
