@@ -3,6 +3,7 @@
 import asyncio
 import json
 import uuid
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import structlog
 
 from gateway.admission import Admission
 from gateway.attempt import Services
-from gateway.background import Background
+from gateway.background import Background, end_tasks
 from gateway.balancing.registry import balancers
 from gateway.breaker import BreakerSettings
 from gateway.clients.control import ControlClient
@@ -189,19 +190,19 @@ class Gateway:
 
     async def close(self) -> None:
         """Closes ports, cancels what still runs, tells the workers; twice is fine."""
-        if self._health_task is not None:
-            self._health_task.cancel()
-            await asyncio.gather(self._health_task, return_exceptions=True)
-        if self._admin_routes is not None:
-            self._admin_routes.close()
-        if self._servers is not None:
-            servers = self._servers
-            await asyncio.gather(servers.rest.stop(), servers.grpc.stop(), servers.admin.stop())
-        await self._background.close(timeout_s=_BACKGROUND_S)
-        await self._quotas.close()
-        await self._discovery.close()
-        await self._channels.close()
-        await asyncio.to_thread(self._watched.spans.close)
+        async with AsyncExitStack() as last:  # all of it, in reverse, whatever one step raises
+            last.push_async_callback(asyncio.to_thread, self._watched.spans.close)
+            last.push_async_callback(self._channels.close)
+            last.push_async_callback(self._discovery.close)
+            last.push_async_callback(self._quotas.close)
+            last.push_async_callback(self._background.close, timeout_s=_BACKGROUND_S)
+            if self._health_task is not None:
+                await end_tasks(self._health_task)
+            if self._admin_routes is not None:
+                self._admin_routes.close()
+            if self._servers is not None:
+                servers = self._servers
+                await asyncio.gather(servers.rest.stop(), servers.grpc.stop(), servers.admin.stop())
 
     def readiness(self) -> Readiness:
         """Whether a request could be served now."""

@@ -21,7 +21,7 @@ class Background:
         """Starts `work`; its errors are logged, never raised."""
         task = asyncio.create_task(self._guard(work, name), name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
 
     async def close(self, *, timeout_s: float) -> None:
@@ -33,6 +33,12 @@ class Background:
             task.cancel()
         if late:
             await asyncio.wait(late)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        defect = None if task.cancelled() else task.exception()
+        if defect is not None:
+            _log.error("background task broke", task=task.get_name(), exc_info=defect)
 
     @staticmethod
     async def _guard(work: Coroutine[Any, Any, None], name: str) -> None:

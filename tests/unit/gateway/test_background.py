@@ -1,0 +1,30 @@
+"""Background tasks: failures are logged whatever their kind, and closing waits for them."""
+
+import asyncio
+
+from structlog.testing import capture_logs
+
+from gateway.background import Background
+from shared.errors import UnavailableError
+
+
+async def _fails(error: Exception) -> None:
+    raise error
+
+
+async def test_failures_of_every_kind_are_logged() -> None:
+    background = Background()
+    with capture_logs() as lines:
+        background.spawn(_fails(UnavailableError("gone")), name="expected")
+        background.spawn(_fails(ZeroDivisionError("defect")), name="defect")
+        await background.close(timeout_s=5.0)
+        await asyncio.sleep(0)
+    said = {line["task"]: line["log_level"] for line in lines}
+    assert said == {"expected": "warning", "defect": "error"}
+
+
+async def test_closing_cancels_what_is_late() -> None:
+    background = Background()
+    late = background.spawn(asyncio.Event().wait(), name="late")  # type: ignore[arg-type]
+    await background.close(timeout_s=0.01)
+    assert late.cancelled()
