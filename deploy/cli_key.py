@@ -31,17 +31,12 @@ def new(
 
     JSON keys: id, key, expires.
     """
-    from gateway.keys.file import read_keys, write_keys
+    from gateway.keys.file import editing, read_keys, write_keys
     from gateway.keys.record import KeyRecord, hash_of, new_secret, utc_now
     from gateway.principal import KeyLimits
     from shared.errors import ConfigError
 
     path = _path(file)
-    records = read_keys(path) if path.exists() else {}
-    if key_id in records:
-        raise ConfigError(
-            f"the key {key_id} exists in {path}; revoke it first, or choose another id"
-        )
     now = utc_now().replace(microsecond=0)
     limits = KeyLimits(
         requests_per_minute=requests_per_minute,
@@ -57,7 +52,13 @@ def new(
         admin=admin,
         limits=limits,
     )
-    write_keys(path, {**records, key_id: record})
+    with editing(path, make_folder=True):
+        records = read_keys(path) if path.exists() else {}
+        if key_id in records:
+            raise ConfigError(
+                f"the key {key_id} exists in {path}; revoke it first, or choose another id"
+            )
+        write_keys(path, {**records, key_id: record})
     if as_json:
         print(json.dumps({"id": key_id, "key": secret, "expires": _text(record.expires)}))
         return
@@ -101,18 +102,19 @@ def revoke(
     key_id: Annotated[str, typer.Argument(help="Its public name.")], file: File = None
 ) -> None:
     """Takes a key out of the file; running gateways refuse it from the next request on."""
-    from gateway.keys.file import read_keys, write_keys
+    from gateway.keys.file import editing, read_keys, write_keys
     from shared.errors import ConfigError
 
     path = _path(file)
-    records = read_keys(path)
-    if key_id not in records:
-        raise ConfigError(
-            f"there is no key {key_id} in {path}: it was revoked before, or is in another file; "
-            "see `tandem key list`"
-        )
-    del records[key_id]
-    write_keys(path, records)
+    with editing(path):
+        records = read_keys(path)
+        if key_id not in records:
+            raise ConfigError(
+                f"there is no key {key_id} in {path}: it was revoked before, or is in another "
+                "file; see `tandem key list`"
+            )
+        del records[key_id]
+        write_keys(path, records)
     print(f"revoked {key_id}")
 
 

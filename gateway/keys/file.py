@@ -1,9 +1,11 @@
 """The key file: JSON, one object a key, hashes only; written whole and put in place at once."""
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,6 @@ def write_keys(path: Path, records: Mapping[str, KeyRecord]) -> None:
     body = {"version": _VERSION, "keys": [_entry(record) for record in records.values()]}
     text = json.dumps(body, indent=2) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(text)
@@ -72,10 +73,29 @@ def write_keys(path: Path, records: Mapping[str, KeyRecord]) -> None:
         Path(name).chmod(mode)
         Path(name).replace(path)
     except OSError as error:
-        raise ConfigError(
-            f"the key file {path} cannot be written ({error.strerror}); choose another --file, "
-            "or correct the folder's permissions"
-        ) from error
+        raise _unwritable(path, error) from error
+
+
+@contextmanager
+def editing(path: Path, *, make_folder: bool = False) -> Iterator[None]:
+    """Between reading the file and replacing it, no other process that uses this does either.
+
+    The lock is on the folder: replacing the file would leave a lock on it with the old one.
+
+    Raises:
+        ConfigError: the folder is missing or cannot be made or opened.
+    """
+    try:
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _record(entry: Any, path: Path) -> KeyRecord:  # noqa: ANN401  parsed JSON is anything
@@ -125,6 +145,13 @@ def _typed(value: Any, *kinds: type) -> Any:  # noqa: ANN401  parsed JSON is any
 
 def _optional_int(value: object) -> int | None:
     return None if value is None else int(_typed(value, int))
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the key file {path} cannot be written ({error.strerror}); choose another --file, "
+        "or correct the folder's permissions"
+    )
 
 
 def _damaged(path: Path, why: str) -> ConfigError:

@@ -1,12 +1,13 @@
 """API keys: secrets, the file, the ring that reloads it."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from gateway.keys.file import read_keys, write_keys
+from gateway.keys.file import editing, read_keys, write_keys
 from gateway.keys.record import KeyRecord, hash_of, id_in, new_secret
 from gateway.keys.ring import KeyRing
 from gateway.principal import KeyLimits
@@ -40,11 +41,24 @@ def test_a_secret_names_its_key_and_is_never_the_same() -> None:
         assert id_in(other) is None
 
 
+def test_keys_made_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "new-folder" / "keys.json"
+
+    def add(number: int) -> None:
+        with editing(path, make_folder=True):
+            records = read_keys(path) if path.exists() else {}
+            written(path, *records.values(), made(f"key-{number}")[1])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(40)))
+    assert read_keys(path).keys() == {f"key-{number}" for number in range(40)}
+
+
 def test_the_file_keeps_everything_but_the_secret(tmp_path: Path) -> None:
     limits = KeyLimits(requests_per_minute=60, tokens_per_minute=100_000, weight=2.0)
     secret, record = made("team-a", expires=NOW, admin=True, limits=limits)
     _, plain = made("b")
-    path = written(tmp_path / "new" / "keys.json", record, plain)
+    path = written(tmp_path / "keys.json", record, plain)
     assert read_keys(path) == {"team-a": record, "b": plain}
     assert secret not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
