@@ -6,26 +6,26 @@ Shapes: Y layers.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loadtest.quality.calibrate_samples import read_samples
-from loadtest.quality.calibrate_settings import CalibrationSettings
-from loadtest.quality.delta_attention import record_steps, spread_steps
-from loadtest.quality.delta_candidates import (
+from loadtest.calibration.delta_attention import record_steps, spread_steps
+from loadtest.calibration.delta_candidates import (
     DeltaCandidate,
     Progress,
     SetDecoding,
     proposed,
     rounded_kl,
 )
-from loadtest.quality.delta_choice import check_count
-from loadtest.quality.delta_curves import LayerCurves, mean_curves, step_curves
-from loadtest.quality.delta_measure import WHOLE, tail_of
-from loadtest.quality.delta_samples import (
+from loadtest.calibration.delta_choice import check_count
+from loadtest.calibration.delta_curves import LayerCurves, mean_curves, step_curves
+from loadtest.calibration.delta_measure import WHOLE, tail_of
+from loadtest.calibration.delta_samples import (
     DELTA_LENGTHS,
     LONGEST_TAIL,
     DeltaSample,
     generated_delta_samples,
     own_delta_samples,
 )
+from loadtest.calibration.samples import read_samples
+from loadtest.calibration.settings import CalibrationSettings
 from loadtest.quality.tail import PromptKv
 from loadtest.quality.tasks.prompt import PromptWriter
 from prefill_service.engine.evaluate import rank_and_prefill

@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from loadtest.sparsity.layer_evidence import FIRST_DELTA, WARM_LAYERS
 from shared.errors import ConfigError
-
-WARM_LAYERS = (0, 1)
-"""Full layers that plan nothing."""
-FIRST_DELTA = len(WARM_LAYERS)
-"""The Δ-layer that there is always."""
 
 Curve = Sequence[float]
 """A figure of every layer."""

@@ -1,23 +1,16 @@
 """What a calibration of Δ-layers found: the profile's page selection and the curves behind it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from loadtest.quality.calibrate_origin import origin
-from loadtest.quality.delta_calibrate import DeltaCalibration
-from loadtest.quality.delta_candidates import REFINED, SHIPPED
-from loadtest.quality.delta_choice import (
-    FIRST_DELTA,
-    Matrix,
-    expected_recall,
-    weighted_recall,
-)
+from loadtest.calibration.delta_calibrate import DeltaCalibration
+from loadtest.calibration.delta_choice import Matrix, expected_recall, weighted_recall
+from loadtest.calibration.origin import origin
+from loadtest.sparsity.layer_evidence import FIRST_DELTA, REFINED, SHIPPED
 from shared.model.profile_record import ModelFit, ModelProfile
 from shared.model.weights import LoadedModel
 
-CURVES = "sparsity"
-"""Table of the evidence that holds the curves."""
 _DIGITS = 4
 _MATRIX_DIGITS = 3
 
@@ -89,15 +82,6 @@ def delta_evidence(
         "recall": _rows(recall),
         "low_recall": _rows(low),
     }
-
-
-def recall_matrix(table: Mapping[str, Sequence[float]], *, num_layers: int) -> list[list[float]]:
-    """The matrix [i][j] of a table of the evidence; what it does not tell is not a number."""
-    matrix = [[float("nan")] * num_layers for _ in range(num_layers)]
-    for name, values in table.items():
-        layer = int(name.removeprefix("layer_"))
-        matrix[layer][layer + 1 :] = list(values)
-    return matrix
 
 
 def _source(found: DeltaCalibration) -> str:

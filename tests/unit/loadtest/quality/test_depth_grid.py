@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loadtest.quality.calibrate_grid import SweepGrid, mean_scores, score_grid, sliding_max
 from loadtest.quality.correlation import spearman
+from loadtest.quality.depth_grid import SweepGrid, mean_scores, score_grid, sliding_max
 from loadtest.quality.oracle import AskedPrompt, OracleSwitches, ask_prompt, oracle_scores
 from loadtest.quality.tasks.sample import Span
 from prefill_service.engine.evaluate import rank_and_prefill

@@ -11,8 +11,8 @@ from statistics import fmean
 
 import torch
 
+from loadtest.calibration.delta_samples import ANSWER_TOKENS, DeltaSample
 from loadtest.quality.answer import generate
-from loadtest.quality.delta_samples import ANSWER_TOKENS, DeltaSample
 from loadtest.sparsity.comparison import divergence
 from loadtest.sparsity.prefills import prompt_tensors
 from loadtest.sparsity.rows import row_batch

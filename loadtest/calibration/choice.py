@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
 
-from loadtest.quality.calibrate_answers import Agreement
-from loadtest.quality.calibrate_grid import GridScores, SweepGrid
+from loadtest.calibration.answers import Agreement
+from loadtest.quality.depth_grid import GridScores, SweepGrid
 from shared.errors import ConfigError
 from shared.types.methods import Aggregation
 
-COLLAPSED_BELOW = 2 / 3
-"""A layer that alone reaches less than this share of the best layer's figure is collapsed."""
 _DIGITS = 4
 _SAME_ALONE = frozenset({Aggregation.ZSUM_MAX, Aggregation.RANK_MAX})
 """Forms that order the tokens of one layer as `sum_max` does."""
@@ -74,17 +72,6 @@ def allowed_depths(*, num_layers: int, keep_rate: float, saving_target: float) -
             f"tokens is kept: layer 0 saves {most:.3f}; lower the saving target or the keep rate"
         )
     return range(count)
-
-
-def collapsed_layers(rho_Y: Sequence[float], coverage_Y: Sequence[float] | None) -> list[int]:
-    """Layers that alone keep much less of the needles than the best one does.
-
-    Rho decides only where there are no needles: it is taken over all positions, nearly all of which
-    no answer depends on, and hardly sees a layer that loses the few that matter.
-    """
-    figures = rho_Y if coverage_Y is None else coverage_Y
-    bar = COLLAPSED_BELOW * max(figures)
-    return [layer for layer, figure in enumerate(figures) if figure < bar]
 
 
 def candidates_at(

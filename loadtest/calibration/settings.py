@@ -4,8 +4,8 @@ import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loadtest.quality.calibrate_grid import SweepGrid
-from loadtest.quality.delta_settings import DeltaSettings
+from loadtest.calibration.delta_settings import DeltaSettings
+from loadtest.quality.depth_grid import SweepGrid
 from loadtest.quality.oracle import OracleSwitches
 from shared.errors import ConfigError
 from shared.types.methods import PruningParams
@@ -116,3 +116,17 @@ class CalibrationSettings:
     def pruning_over(self, params: PruningParams) -> PruningParams:
         """CLAA's parameters of the sweep: those of `params` that are not calibrated."""
         return replace(params, ranker="claa", kv_rate=None, keep_rate=self.rate_over(params))
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Prompt lengths from a comma-separated list; empty when the text is.
+
+    Raises:
+        ConfigError: something in it is no whole number.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise ConfigError(
+            f"--lengths {text!r} is no list of whole numbers: write it like 1024,4096"
+        ) from error

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.quality.delta_measure import measure_sets
-from loadtest.quality.delta_samples import DeltaSample
+from loadtest.calibration.delta_measure import measure_sets
+from loadtest.calibration.delta_samples import DeltaSample
 from shared.model.transformer import Transformer
 from shared.types.methods import SparsityParams
 

@@ -3,21 +3,25 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from loadtest.quality.delta_choice import layers_by_recall, layers_by_shift, neighbours
-from loadtest.quality.delta_curves import LayerCurves
-from loadtest.quality.delta_measure import Closeness, FullLayers, measure_sets
-from loadtest.quality.delta_samples import DeltaSample
-from loadtest.quality.delta_settings import DeltaSettings
+from loadtest.calibration.delta_choice import layers_by_recall, layers_by_shift, neighbours
+from loadtest.calibration.delta_curves import LayerCurves
+from loadtest.calibration.delta_measure import Closeness, FullLayers, measure_sets
+from loadtest.calibration.delta_samples import DeltaSample
+from loadtest.calibration.delta_settings import DeltaSettings
+from loadtest.sparsity.layer_evidence import (
+    BY_LOW_RECALL,
+    BY_RECALL,
+    BY_SHIFT,
+    BY_WEIGHTED_RECALL,
+    REFINED,
+    SHIPPED,
+)
 from shared.errors import ConfigError
 from shared.model.transformer import Transformer
 from shared.types.methods import SparsityParams
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many samples are done, and how many there are."""
-BY_RECALL, BY_LOW_RECALL, BY_WEIGHTED_RECALL = "recall", "low_recall", "weighted_recall"
-BY_SHIFT, SHIPPED, REFINED = "shift", "shipped", "refined"
-"""Rules: highest mean recall, highest 10th percentile, highest mean with layers weighted by how
-much they turn the stream, the paper's peaks of the shift; the base profile's set; a refinement."""
 KL_DIGITS = 5
 """Sets whose KL is equal to this many decimals are equal."""
 

@@ -9,8 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.quality.delta_candidates import BY_RECALL, BY_SHIFT
-from loadtest.quality.delta_profile import recall_matrix
+from loadtest.sparsity.layer_evidence import BY_RECALL, BY_SHIFT, recall_matrix
 
 _COLOURS = ("tab:green", "tab:red", "black")
 

@@ -9,13 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy import cli
-from loadtest.quality.calibrate import WrittenProfile, run_calibration
-from loadtest.quality.calibrate_settings import CalibrationSettings
-from loadtest.quality.delta_choice import expected_recall
-from loadtest.quality.delta_profile import recall_matrix, with_delta_layers
-from loadtest.quality.delta_samples import PROSE_TOKENS, generated_delta_samples
-from loadtest.quality.delta_settings import DeltaSettings
+from loadtest.calibration.delta_choice import expected_recall
+from loadtest.calibration.delta_profile import with_delta_layers
+from loadtest.calibration.delta_samples import PROSE_TOKENS, generated_delta_samples
+from loadtest.calibration.delta_settings import DeltaSettings
+from loadtest.calibration.run import WrittenProfile, run_calibration
+from loadtest.calibration.settings import CalibrationSettings
 from loadtest.quality.tasks.prompt import PromptWriter
+from loadtest.sparsity.layer_evidence import recall_matrix
 from shared.errors import ConfigError
 from shared.model.profile import load_profile, profile_path
 from shared.model.profile_toml import profile_text, read_profile

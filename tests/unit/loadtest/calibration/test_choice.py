@@ -3,16 +3,15 @@
 import pytest
 import torch
 
-from loadtest.quality.calibrate_answers import Agreement
-from loadtest.quality.calibrate_choice import (
+from loadtest.calibration.answers import Agreement
+from loadtest.calibration.choice import (
     Candidate,
     allowed_depths,
     best_of,
     candidates_at,
-    collapsed_layers,
     token_layer_saving,
 )
-from loadtest.quality.calibrate_grid import GridScores, SweepGrid
+from loadtest.quality.depth_grid import GridScores, SweepGrid
 from shared.errors import ConfigError
 from shared.types.methods import Aggregation
 
@@ -55,11 +54,6 @@ def test_depths_that_save_enough() -> None:
     assert allowed_depths(num_layers=32, keep_rate=0.2, saving_target=0.4) == range(16)
     with pytest.raises(ConfigError, match=r"layer 0 saves 0\.773; lower the saving target"):
         allowed_depths(num_layers=30, keep_rate=0.2, saving_target=0.78)
-
-
-def test_a_layer_far_below_the_best_is_collapsed() -> None:
-    assert collapsed_layers([0.5, 0.33, 0.34, -0.1], None) == [1, 3]
-    assert collapsed_layers([0.5, 0.33, 0.34, -0.1], [0.2, 0.9, 0.5, 0.7]) == [0, 2]
 
 
 def test_candidates_of_a_depth_are_sorted_by_collapse_quality_and_cost() -> None:

@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy import cli
-from loadtest.quality.calibrate import WrittenProfile, main, parse_lengths, run_calibration
-from loadtest.quality.calibrate_answers import Target, counted_targets
-from loadtest.quality.calibrate_grid import SweepGrid
-from loadtest.quality.calibrate_samples import generated_samples
-from loadtest.quality.calibrate_settings import CalibrationSettings
-from loadtest.quality.delta_settings import DeltaSettings
+from loadtest.calibration.__main__ import main
+from loadtest.calibration.answers import Target, counted_targets
+from loadtest.calibration.delta_settings import DeltaSettings
+from loadtest.calibration.run import WrittenProfile, run_calibration
+from loadtest.calibration.samples import generated_samples
+from loadtest.calibration.settings import CalibrationSettings, parse_lengths
+from loadtest.quality.depth_grid import SweepGrid
 from loadtest.quality.tasks.prompt import PromptWriter
 from shared.errors import ConfigError
 from shared.model.profile import base_profile, calibrated_path, load_profile
@@ -247,6 +248,6 @@ def test_the_command(tiny_model_dir: Path, tmp_path: Path) -> None:
 def test_the_plain_script_needs_only_the_engines_packages() -> None:
     absent = ("structlog", "typer", "rich", "orjson", "prometheus_client", "gguf")
     code = f"import sys; sys.modules.update(dict.fromkeys({absent})); " + (
-        "import loadtest.quality.calibrate"
+        "import loadtest.calibration.__main__"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

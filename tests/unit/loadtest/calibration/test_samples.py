@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.quality.calibrate_samples import fitting_lengths, generated_samples, read_samples
+from loadtest.calibration.samples import fitting_lengths, generated_samples, read_samples
 from loadtest.quality.tasks.prompt import PromptWriter
 from shared.errors import ConfigError
 from shared.tokenizer.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from decode_service.sparsity.page_scores import page_sums, top_pages
-from loadtest.quality.delta_attention import StepAttention
+from loadtest.calibration.delta_attention import StepAttention
 
 LOW_QUANTILE = 0.1
 """The low end of recall that is told beside its mean."""

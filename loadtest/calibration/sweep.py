@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from loadtest.quality.answer import generate
-from loadtest.quality.calibrate_answers import Target, measure_agreement
-from loadtest.quality.calibrate_choice import (
+from loadtest.calibration.answers import Target, measure_agreement
+from loadtest.calibration.choice import (
     Candidate,
     allowed_depths,
     best_of,
     candidates_at,
-    collapsed_layers,
 )
-from loadtest.quality.calibrate_grid import GridScores, mean_scores, score_grid
-from loadtest.quality.calibrate_profile import Calibration, Variant
-from loadtest.quality.calibrate_samples import fitting_lengths, generated_samples, read_samples
-from loadtest.quality.calibrate_settings import CalibrationSettings
+from loadtest.calibration.profile import Calibration, Variant
+from loadtest.calibration.samples import fitting_lengths, generated_samples, read_samples
+from loadtest.calibration.settings import CalibrationSettings
+from loadtest.quality.answer import generate
+from loadtest.quality.collapse import collapsed_layers
+from loadtest.quality.depth_grid import GridScores, mean_scores, score_grid
 from loadtest.quality.oracle import ask_prompt, oracle_scores
 from loadtest.quality.tasks.prompt import PromptWriter
 from loadtest.quality.tasks.sample import Sample

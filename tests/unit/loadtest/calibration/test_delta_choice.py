@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.quality.delta_choice import (
+from loadtest.calibration.delta_choice import (
     check_count,
     expected_recall,
     layers_by_recall,

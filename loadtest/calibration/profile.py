@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from loadtest.quality.calibrate_answers import Agreement
-from loadtest.quality.calibrate_choice import Candidate, token_layer_saving
-from loadtest.quality.calibrate_origin import origin
-from loadtest.quality.calibrate_settings import CalibrationSettings
+from loadtest.calibration.answers import Agreement
+from loadtest.calibration.choice import Candidate, token_layer_saving
+from loadtest.calibration.origin import origin
+from loadtest.calibration.settings import CalibrationSettings
 from shared.model.profile_record import ModelFit, ModelProfile
 from shared.model.weights import LoadedModel
 from shared.types.methods import PruningParams
