@@ -64,6 +64,7 @@ class Pipeline:
         self._observer = observer
         self._log = log
         self._retries = retries
+        self._jitter = random.Random()  # noqa: S311  spreads retries, guards nothing
         self.running = InFlight()
 
     def refuse_if_full(self) -> None:
@@ -168,7 +169,7 @@ class Pipeline:
                 self._retrying(state, error)
             else:
                 return
-            await asyncio.sleep(_BACKOFF_S * failures * random.uniform(0.5, 1.5))  # noqa: S311
+            await asyncio.sleep(_BACKOFF_S * failures * self._jitter.uniform(0.5, 1.5))
 
     def _may_retry(self, state: RunState, error: TandemError, failures: int) -> bool:
         if state.began_decode or failures > self._retries.per_request:

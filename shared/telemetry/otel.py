@@ -19,6 +19,7 @@ CLOSE_S = 3.0
 """Longest wait for the collector when a role ends, in seconds."""
 
 _EXPORT_S = 5.0
+_END_S = 1.0
 _NS = 1_000_000_000
 
 _KINDS = {
@@ -58,6 +59,7 @@ class OtelSource:
             ),
             shutdown_on_exit=False,
         )
+        self._exporter = exporter
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("tandem", owner.version)
 
@@ -77,10 +79,13 @@ class OtelSource:
 
     def close(self) -> None:
         """Sends what was recorded, and gives up after `CLOSE_S` seconds; blocks."""
-        # In a thread that nobody joins: a collector that hangs must not hold up the end.
+        # The library waits 30 seconds for a collector that hangs, and has no setting for it.
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(CLOSE_S)
+        if ending.is_alive():
+            self._exporter.shutdown()  # cancels the call or the wait under way: both threads end
+            ending.join(_END_S)
 
 
 class _OtelSpan:

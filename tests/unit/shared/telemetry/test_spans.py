@@ -1,6 +1,9 @@
 """Spans with and without a collector."""
 
 import asyncio
+import socket
+import threading
+from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -8,6 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind as OtelKind
 
 from shared.errors import ConfigError, OverloadedError
+from shared.telemetry import otel
 from shared.telemetry.otel import OtelSource
 from shared.telemetry.spans import (
     QuietSource,
@@ -121,14 +125,34 @@ def test_log_lines_carry_the_trace():
     assert "trace_id" not in structlog.contextvars.get_contextvars()
 
 
+def threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if not t.name.startswith("grpc")}
+
+
+@pytest.fixture
+def dead_collectors() -> Iterator[dict[str, str]]:
+    """Addresses of one that is not there and of one that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield {
+            "absent": "http://127.0.0.1:1",
+            "silent": f"http://127.0.0.1:{silent.getsockname()[1]}",
+        }
+
+
 @pytest.mark.timeout(30)
-def test_a_collector_that_is_not_there_delays_nothing():
-    source = open_spans(WHO, endpoint="http://127.0.0.1:1", sample_ratio=1.0)
+@pytest.mark.parametrize("collector", ["absent", "silent"])
+def test_a_dead_collector_delays_nothing_and_nothing_goes_on_after_the_end(
+    collector: str, dead_collectors: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otel, "CLOSE_S", 0.5)
+    before = threads()
+    source = open_spans(WHO, endpoint=dead_collectors[collector], sample_ratio=1.0)
     root = source.root("request", parent=None)
     for _ in range(5000):  # more than a queue holds
         root.child("part").end()
     root.end()
     source.close()
+    assert threads() <= before
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4317", "ftp://x", "http://"])
