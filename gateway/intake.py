@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.job import GenerationJob
-from gateway.planner import AnswerPlanner
+from gateway.planner import AnswerPlanner, asked_of
 from gateway.prompt_parts import AskedParts, RenderedChat, refuse_parts, resolve_parts
 from gateway.schema.chat import ChatBody
 from gateway.schema.completions import CompletionBody
@@ -143,7 +143,7 @@ class Intake:
         """
         self.check_model(body.model)
         self.refuse_too_many(len(body.messages))
-        plan = await self.planner.plan(body)
+        plan = await self.planner.plan(asked_of(body))
         prompt = await self.encode_chat(
             [message.for_template() for message in body.messages],
             body.template_variables() | plan.variables(),
@@ -160,7 +160,7 @@ class Intake:
         """
         self.check_model(body.model)
         self.refuse_too_many(len(body.messages))
-        plan = await self.planner.plan(body)
+        plan = await self.planner.plan(asked_of(body))
         variables = body.template_variables() | plan.variables()
         return await self.render([m.for_template() for m in body.messages], variables)
 
