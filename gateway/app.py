@@ -193,7 +193,7 @@ class Gateway:
     async def close(self) -> None:
         """Closes ports, cancels what still runs, tells the workers; twice is fine."""
         async with AsyncExitStack() as last:  # all of it, in reverse, whatever one step raises
-            last.push_async_callback(asyncio.to_thread, self._watched.spans.close)
+            last.push_async_callback(self._watched.close)
             last.push_async_callback(self._channels.close)
             if self._grammars is not None:
                 last.callback(self._grammars.close)
