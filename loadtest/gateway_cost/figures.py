@@ -1,0 +1,1 @@
+"""The arithmetic of the figures: pure functions of what was measured."""
