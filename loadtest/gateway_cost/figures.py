@@ -1,1 +1,0 @@
-"""The arithmetic of the figures: pure functions of what was measured."""
