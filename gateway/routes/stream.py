@@ -29,6 +29,11 @@ class StreamEnd:
     """What went wrong, if something did."""
 
 
+def error_frame(reply: ErrorReply) -> bytes:
+    """The error on a data line."""
+    return sse.frame(reply.body)
+
+
 class EventStream(Response):
     """Sends frames as server-sent events.
 
@@ -41,6 +46,7 @@ class EventStream(Response):
         keepalive_s: silence after which a comment is sent.
         headers: further response headers.
         on_end: told once how it ended.
+        failure: the last frame of a stream that fails after its status was sent.
     """
 
     def __init__(
@@ -51,12 +57,14 @@ class EventStream(Response):
         keepalive_s: float,
         headers: Mapping[str, str],
         on_end: Callable[[StreamEnd], None],
+        failure: Callable[[ErrorReply], bytes] = error_frame,
     ) -> None:
         super().__init__()
         self._frames = frames
         self._request_id = request_id
         self._keepalive_s = keepalive_s
         self._extra = {**sse.HEADERS, **headers, REQUEST_ID_HEADER: request_id}
+        self._failure = failure
         self._on_end = on_end
         self._begun = False
 
@@ -119,5 +127,5 @@ class EventStream(Response):
             if not self._begun:
                 await error_response(reply, request_id=self._request_id)(scope, receive, send)
                 return
-            await self._send(sse.frame(reply.body), send)
+            await self._send(self._failure(reply), send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -12,7 +12,8 @@ from gateway.intake import Intake
 from gateway.routes.body import parsed, read_body
 from gateway.routes.json_response import json_response
 from gateway.routes.names import REQUEST_ID_HEADER, request_id_from
-from gateway.schema.chat import ChatBody, allowed_variables
+from gateway.schema.chat import ChatBody
+from gateway.schema.conversation import allowed_variables
 from gateway.schema.generation import Body
 from gateway.schema.parse import parse_body, parse_object, validated
 from gateway.schema.tokens import DetokenizeBody, TokenizeBody
