@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.answer_plan import AnswerPlan
+from gateway.conversation import Conversation
 from gateway.job import GenerationJob
-from gateway.planner import AnswerPlanner, asked_of
+from gateway.planner import AnswerPlanner
 from gateway.prompt_parts import AskedParts, RenderedChat, refuse_parts, resolve_parts
-from gateway.schema.chat import ChatBody
 from gateway.schema.completions import CompletionBody
 from gateway.schema.generation import GenerationBody
 from gateway.schema.translate import (
@@ -135,34 +136,37 @@ class Intake:
         text = repr((package_version(), serving, replace(options, trace=False)))
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    async def chat_job(self, body: ChatBody, origin: Origin) -> GenerationJob:
+    async def conversation_job(self, asked: Conversation, origin: Origin) -> GenerationJob:
         """The job of a conversation.
 
         Raises:
             InvalidRequestError: unknown model, no chat template, or it does not fit.
         """
-        self.check_model(body.model)
-        self.refuse_too_many(len(body.messages))
-        plan = await self.planner.plan(asked_of(body))
+        body, param = asked.body, asked.param
+        plan = await self._plan(asked)
         prompt = await self.encode_chat(
-            [message.for_template() for message in body.messages],
+            asked.turns(),
             body.template_variables() | plan.variables(),
             options=options_of(body.tandem),
             asked=parts_of(body.tandem),
+            param=param,
         )
-        return replace(self._job(body, prompt, origin, param="messages"), plan=plan)
+        return replace(self._job(body, prompt, origin, param=param), plan=plan)
 
-    async def render_chat(self, body: ChatBody) -> str:
-        """The prompt of a conversation, as `chat_job` would make it.
+    async def render_conversation(self, asked: Conversation) -> str:
+        """The prompt of a conversation, as `conversation_job` would make it.
 
         Raises:
             InvalidRequestError: unknown model, no chat template, or far too much text.
         """
-        self.check_model(body.model)
-        self.refuse_too_many(len(body.messages))
-        plan = await self.planner.plan(asked_of(body))
-        variables = body.template_variables() | plan.variables()
-        return await self.render([m.for_template() for m in body.messages], variables)
+        plan = await self._plan(asked)
+        variables = asked.body.template_variables() | plan.variables()
+        return await self.render(asked.turns(), variables, param=asked.param)
+
+    async def _plan(self, asked: Conversation) -> AnswerPlan:
+        self.check_model(asked.body.model)
+        self.refuse_too_many(asked.length, param=asked.param)
+        return await self.planner.plan(asked.asked)
 
     async def completion_jobs(self, body: CompletionBody, origin: Origin) -> list[GenerationJob]:
         """One job a prompt.
@@ -199,6 +203,7 @@ class Intake:
         *,
         options: RequestOptions,
         asked: AskedParts,
+        param: str = "messages",
     ) -> PromptInput:
         """A rendered conversation, and `options` with the parts of it that were asked for.
 
@@ -207,7 +212,7 @@ class Intake:
                 part.
         """
         template = self._template()
-        text = await self.render(messages, variables)
+        text = await self.render(messages, variables, param=param)
         if not asked.anything:
             ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=False)
             return PromptInput(ids=ids, options=options)
@@ -220,6 +225,7 @@ class Intake:
         variables: Mapping[str, Any],
         *,
         add_generation_prompt: bool = True,
+        param: str = "messages",
     ) -> str:
         """A conversation as the chat template prints it.
 
@@ -233,7 +239,7 @@ class Intake:
             variables=variables,
             add_generation_prompt=add_generation_prompt,
         )
-        self.refuse_hopeless(text, param="messages")
+        self.refuse_hopeless(text, param=param)
         return text
 
     def _template(self) -> ChatTemplate:
@@ -267,18 +273,18 @@ class Intake:
                 param=param,
             )
 
-    def refuse_too_many(self, messages: int) -> None:
+    def refuse_too_many(self, turns: int, *, param: str = "messages") -> None:
         """Looks at a conversation before any work is done for its single messages.
 
         Raises:
             ContextLengthError: even with a token each they cannot fit.
         """
         limit = self.max_model_len()
-        if messages > limit:
+        if turns > limit:
             raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens, but there are {messages} "
-                "messages, which are at least as many tokens. Shorten the messages.",
-                param="messages",
+                f"This model's maximum context length is {limit} tokens, but the {param} has "
+                f"{turns} turns, which are at least as many tokens. Shorten the {param}.",
+                param=param,
             )
 
     def checked_ids(self, ids: Sequence[int], *, param: str) -> list[int]:
@@ -330,7 +336,7 @@ class Intake:
             stop=stop_of(
                 body, max_tokens=max_tokens, eos_ids=self.tokenizer.eos_ids, vocab_size=vocab
             ),
-            branches=self.checked_choices(body.n or 1, param="n"),
+            branches=self.checked_choices(body.branches(), param="n"),
             options=prompt.options,
             include_stop=bool(body.include_stop_str_in_output),
             arrived=origin.arrived,

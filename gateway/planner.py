@@ -1,13 +1,13 @@
 """Settles what the answers of a request must be: response format and tools into a grammar."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.answer_plan import AnswerPlan
-from gateway.schema.chat import ChatBody
-from gateway.schema.structured import ResponseFormat
 from gateway.schema.tools import AllowedTools, NamedTool, Tool, ToolChoice
 from gateway.structured.enforcer import ANY_OBJECT, Enforcer
+from gateway.tools.base import ToolFormat
 from gateway.tools.grammar import CallRules, call_grammar
 from gateway.tools.reading import CallReading
 from gateway.tools.registry import format_for
@@ -15,8 +15,6 @@ from shared.errors import InvalidRequestError
 from shared.tokenizer.tokenizer import Tokenizer
 
 NO_PARSER = "tool_parser_missing"
-
-_SCHEMA_PARAM = "response_format.json_schema.schema"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +27,10 @@ class AskedAnswer:
     """Field that the schema came from."""
     tools: tuple[Tool, ...] = ()
     """What the model may call."""
+    tool_param: str = "tools.{}.function"
+    """Field that a tool's name and parameters came in, by the tool's index."""
+    strict_by_default: bool = False
+    """Tools that do not say otherwise are held to their schemas, where all of these can be."""
     choice: ToolChoice = None
     """Whether it must, and what; None: it decides."""
     several: bool = True
@@ -49,6 +51,11 @@ class Offer:
     """Indices of those that may be called."""
     required: bool
     """One of them must be."""
+
+    def holds(self, index: int, *, default: bool) -> bool:
+        """Whether a tool's arguments must conform to its schema."""
+        strict = self.tools[index].function.strict
+        return self.required or (default if strict is None else strict)
 
 
 class AnswerPlanner:
@@ -94,10 +101,19 @@ class AnswerPlanner:
         template = self._tokenizer.chat_template
         if form is None or template is None or not template.knows_tools:
             raise self._no_format()
+        await self._grammar(asked.schema, param=asked.schema_param)
+        if asked.strict_by_default:
+            with contextlib.suppress(InvalidRequestError):  # the plan tells which tools are held
+                return await self._with_calls(asked, offer, form, default=True)
+        return await self._with_calls(asked, offer, form, default=False)
+
+    async def _with_calls(
+        self, asked: AskedAnswer, offer: Offer, form: ToolFormat, *, default: bool
+    ) -> AnswerPlan:
         answer = asked.schema
-        await self._grammar(answer, param=asked.schema_param)
+        held = [i for i in offer.allowed if offer.holds(i, default=default)]
         rules = CallRules(
-            tools=[await self._arguments(offer, index) for index in offer.allowed],
+            tools=[await self._arguments(asked, i, held=i in held) for i in offer.allowed],
             required=offer.required,
             several=asked.several,
             answer=answer,
@@ -108,6 +124,7 @@ class AnswerPlanner:
         return AnswerPlan(
             grammar=grammar,
             tools=tuple(tool.for_template() for tool in offer.tools),
+            held=frozenset(offer.tools[i].function.name for i in held if grammar),
             reading=CallReading(
                 form=form,
                 names=tuple(name for name, _ in rules.tools),
@@ -120,13 +137,15 @@ class AnswerPlanner:
             },
         )
 
-    async def _arguments(self, offer: Offer, index: int) -> tuple[str, dict[str, Any]]:
-        """A tool's name and what its arguments must be; checked where they are enforced."""
-        function = offer.tools[index].function
-        if not (offer.required or function.strict):
+    async def _arguments(
+        self, asked: AskedAnswer, index: int, *, held: bool
+    ) -> tuple[str, dict[str, Any]]:
+        """A tool's name and what its arguments must be; checked where they are held to it."""
+        function = asked.tools[index].function
+        if not held:
             return function.name, ANY_OBJECT
         schema = function.arguments_schema()
-        await self._grammar(schema, param=f"tools.{index}.function.parameters")
+        await self._grammar(schema, param=f"{asked.tool_param.format(index)}.parameters")
         return function.name, schema
 
     def _no_format(self) -> InvalidRequestError:
@@ -143,28 +162,6 @@ class AnswerPlanner:
         )
 
 
-def asked_of(body: ChatBody) -> AskedAnswer:
-    """What a chat request says about its answers."""
-    schema, param = _answer_schema(body.response_format)
-    return AskedAnswer(
-        schema=schema,
-        schema_param=param,
-        tools=tuple(body.tools or ()),
-        choice=body.tool_choice,
-        several=body.parallel_tool_calls is not False,
-        ignore_eos=bool(body.ignore_eos),
-        min_tokens=body.min_tokens or 0,
-    )
-
-
-def _answer_schema(given: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
-    if given is None or given.type == "text":
-        return None, "response_format"
-    if given.json_schema is None or given.type == "json_object":
-        return ANY_OBJECT, "response_format"
-    return given.json_schema.definition, _SCHEMA_PARAM
-
-
 def _offer_of(asked: AskedAnswer) -> Offer | None:
     """The tools that may be called; None when there are none."""
     tools, choice = asked.tools, asked.choice
@@ -173,7 +170,7 @@ def _offer_of(asked: AskedAnswer) -> Offer | None:
         if name in names[:index]:
             raise InvalidRequestError(
                 f"two tools are called {name!r}; give each a name of its own",
-                param=f"tools.{index}.function.name",
+                param=f"{asked.tool_param.format(index)}.name",
             )
     if not tools and choice not in (None, "none", "auto"):
         raise InvalidRequestError(
@@ -205,7 +202,7 @@ def _refuse_endless(grammar: str, asked: AskedAnswer) -> None:
     if grammar and (asked.ignore_eos or asked.min_tokens):
         param = "ignore_eos" if asked.ignore_eos else "min_tokens"
         raise InvalidRequestError(
-            f"{param} keeps an answer from ending, but response_format or tools say where it "
+            f"{param} keeps an answer from ending, but {asked.schema_param} or tools say where it "
             "ends; leave one of them out",
             param=param,
         )

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions."""
+"""POST /v1/chat/completions, /v1/completions and /v1/responses."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gateway.config import GatewayConfig
+from gateway.conversation import chat_conversation, response_conversation
 from gateway.intake import Intake, Origin
 from gateway.job import Event, GenerationJob
 from gateway.observer import RequestObserver
@@ -20,17 +21,23 @@ from gateway.routes.failures import error_response, reply_to
 from gateway.routes.json_response import json_response
 from gateway.routes.names import REQUEST_ID_HEADER, origin_of
 from gateway.routes.prepared import Prepared
+from gateway.routes.response import PreparedResponse
 from gateway.routes.stream import CLIENT_CLOSED, EventStream, StreamEnd
 from gateway.schema.chat import ChatBody
 from gateway.schema.completions import CompletionBody
 from gateway.schema.generation import ChoicesBody
+from gateway.schema.logprobs import chat_entries, no_entries
 from gateway.schema.parse import parse_body
 from gateway.schema.replies import (
     ChatFormat,
     CompletionFormat,
+    Envelope,
     ReplyFormat,
     new_envelope,
 )
+from gateway.schema.response_events import ResponseWriter
+from gateway.schema.response_object import ResponseObject
+from gateway.schema.responses import ResponsesBody
 from gateway.schema.tool_replies import ToolChatFormat
 from gateway.schema.unknown import check_unknown
 from shared.errors import CancelledError
@@ -39,12 +46,13 @@ from shared.tokenizer.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 
 MakeFormat = Callable[..., ReplyFormat]
 
 
 class GenerateRoutes:
-    """The two generating endpoints.
+    """The generating endpoints.
 
     Args:
         intake: makes jobs.
@@ -75,6 +83,11 @@ class GenerateRoutes:
         origin = origin_of(request, COMPLETIONS)
         return await self._answer(request, origin, self._prepare_completion)
 
+    async def responses(self, request: Request) -> Response:
+        """A response, which is not stored."""
+        origin = origin_of(request, RESPONSES)
+        return await self._answer(request, origin, self._prepare_response)
+
     async def _answer(
         self,
         request: Request,
@@ -104,7 +117,7 @@ class GenerateRoutes:
     async def _prepare_chat(self, raw: bytes, origin: Origin) -> PreparedChoices:
         body = await parsed(raw, partial(parse_body, cls=ChatBody))
         headers = check_unknown(body, strict=self._config.strict_params)
-        job = await self._intake.chat_job(body, origin)
+        job = await self._intake.conversation_job(chat_conversation(body), origin)
         reading = job.plan.reading
         make = ChatFormat if reading is None else partial(ToolChatFormat, reading=reading)
         return self._prepared([job], body, headers, make=make, prefix="chatcmpl-")
@@ -115,6 +128,26 @@ class GenerateRoutes:
         jobs = await self._intake.completion_jobs(body, origin)
         return self._prepared(jobs, body, headers, make=CompletionFormat, prefix="cmpl-")
 
+    async def _prepare_response(self, raw: bytes, origin: Origin) -> PreparedResponse:
+        body = await parsed(raw, partial(parse_body, cls=ResponsesBody))
+        headers = check_unknown(body, strict=self._config.strict_params)
+        job = await self._intake.conversation_job(response_conversation(body), origin)
+        envelope = self._envelope(job, prefix="resp_")
+        writer = ResponseWriter(
+            ResponseObject(envelope=envelope, body=body, job=job),
+            reading=job.plan.reading,
+            logprobs=partial(chat_entries, tokenizer=self._intake.tokenizer)
+            if body.top_logprob_count() is not None
+            else no_entries,
+        )
+        return PreparedResponse(
+            jobs=[job], streamed=bool(body.stream), writer=writer, headers=headers
+        )
+
+    def _envelope(self, job: GenerationJob, *, prefix: str) -> Envelope:
+        fingerprint = self._intake.fingerprint(job.options)
+        return new_envelope(prefix, model=job.model, fingerprint=fingerprint)
+
     def _prepared(
         self,
         jobs: Sequence[GenerationJob],
@@ -124,8 +157,7 @@ class GenerateRoutes:
         make: MakeFormat,
         prefix: str,
     ) -> PreparedChoices:
-        fingerprint = self._intake.fingerprint(jobs[0].options)
-        envelope = new_envelope(prefix, model=jobs[0].model, fingerprint=fingerprint)
+        envelope = self._envelope(jobs[0], prefix=prefix)
         tokenizer: Tokenizer = self._intake.tokenizer
         reply = make(envelope, body=body, tokenizer=tokenizer)
         return PreparedChoices(jobs=jobs, body=body, format=reply, headers=headers)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.conversation import chat_conversation
 from gateway.intake import Intake
 from gateway.routes.body import parsed, read_body
 from gateway.routes.json_response import json_response
@@ -89,7 +90,7 @@ class TokenRoutes:
         body = await parsed(raw, partial(parse_body, cls=ChatBody))
         headers = check_unknown(body, strict=self._strict)
         model = self._intake.check_model(body.model)
-        text = await self._intake.render_chat(body)
+        text = await self._intake.render_conversation(chat_conversation(body))
         ids = await self._encode(text, special=False)
         answer = {
             "object": "chat.completion.prompt",
