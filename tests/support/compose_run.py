@@ -6,7 +6,8 @@ Each service gets the entrypoint and variables of its image (read from the Docke
 command, variables and secrets of the Compose file, and nothing of this machine's environment. What
 differs is where things are: container paths become folders, host names loopback, ports free ones;
 `mapped` is all of it. Services start in Compose's order, wait for the same health checks, and get
-SIGTERM in its order of stopping. Images, networks, users, limits and read-only folders need a real engine.
+SIGTERM in its order of stopping. Images, networks, users, limits and read-only folders need a real
+engine.
 """
 
 import re
