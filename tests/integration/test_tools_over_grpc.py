@@ -212,79 +212,77 @@ UNKNOWN_MODE.ParseFromString(b"\x08\x09")
 BAD_CALL = inference_pb2.ChatMessage(role="assistant", tool_calls=[inference_pb2.ToolCall()])
 
 
-@pytest.mark.parametrize(
-    ("request_pb", "code", "param"),
-    [
-        (ask(tools=[function("")]), "invalid_value", "tools.0.function.name"),
-        (ask(tools=[function("a"), function("a")]), "invalid_value", "tools.1.function.name"),
-        (
-            ask(tools=[function("a", [1])]),
-            "invalid_json_schema",
-            "tools.0.function.parameters",
+REFUSALS = (
+    (ask(tools=[function("")]), "invalid_value", "tools.0.function.name"),
+    (ask(tools=[function("a"), function("a")]), "invalid_value", "tools.1.function.name"),
+    (
+        ask(tools=[function("a", [1])]),
+        "invalid_json_schema",
+        "tools.0.function.parameters",
+    ),
+    (
+        ask(tools=[function("a", {"type": "string"})]),
+        "invalid_value",
+        "tools.0.function.parameters",
+    ),
+    (
+        ask(tools=[function("a", {"not": {}}, strict=True)]),
+        "invalid_json_schema",
+        "tools.0.function.parameters",
+    ),
+    (
+        ask(tools=[inference_pb2.Tool()]),
+        "missing_required_parameter",
+        "tools.0.function",
+    ),
+    (
+        ask(
+            tools=(),
+            tool_choice=inference_pb2.ToolChoice(mode=inference_pb2.TOOL_MODE_REQUIRED),
         ),
-        (
-            ask(tools=[function("a", {"type": "string"})]),
-            "invalid_value",
-            "tools.0.function.parameters",
+        "invalid_value",
+        "tool_choice",
+    ),
+    (
+        ask(tool_choice=inference_pb2.ToolChoice(allowed=["boat"])),
+        "invalid_value",
+        "tool_choice",
+    ),
+    (
+        ask(
+            tool_choice=inference_pb2.ToolChoice(
+                mode=inference_pb2.TOOL_MODE_NONE, allowed=["clock"]
+            )
         ),
-        (
-            ask(tools=[function("a", {"not": {}}, strict=True)]),
-            "invalid_json_schema",
-            "tools.0.function.parameters",
+        "invalid_value",
+        "tool_choice",
+    ),
+    (ask(tool_choice=UNKNOWN_MODE), "invalid_value", "tool_choice"),
+    (inference_pb2.GenerateRequest(text="a", tools=TOOLS), "invalid_value", "tools"),
+    (
+        ask(
+            tool_choice=inference_pb2.ToolChoice(mode=inference_pb2.TOOL_MODE_REQUIRED),
+            ignore_eos=True,
         ),
-        (
-            ask(tools=[inference_pb2.Tool()]),
-            "missing_required_parameter",
-            "tools.0.function",
-        ),
-        (
-            ask(
-                tools=(),
-                tool_choice=inference_pb2.ToolChoice(mode=inference_pb2.TOOL_MODE_REQUIRED),
-            ),
-            "invalid_value",
-            "tool_choice",
-        ),
-        (
-            ask(tool_choice=inference_pb2.ToolChoice(allowed=["boat"])),
-            "invalid_value",
-            "tool_choice",
-        ),
-        (
-            ask(
-                tool_choice=inference_pb2.ToolChoice(
-                    mode=inference_pb2.TOOL_MODE_NONE, allowed=["clock"]
-                )
-            ),
-            "invalid_value",
-            "tool_choice",
-        ),
-        (ask(tool_choice=UNKNOWN_MODE), "invalid_value", "tool_choice"),
-        (inference_pb2.GenerateRequest(text="a", tools=TOOLS), "invalid_value", "tools"),
-        (
-            ask(
-                tool_choice=inference_pb2.ToolChoice(mode=inference_pb2.TOOL_MODE_REQUIRED),
-                ignore_eos=True,
-            ),
-            "invalid_value",
-            "ignore_eos",
-        ),
-        (
-            ask(turns=[BAD_CALL]),
-            "invalid_value",
-            "conversation.messages.0.tool_calls.0.function.name",
-        ),
-    ],
+        "invalid_value",
+        "ignore_eos",
+    ),
+    (
+        ask(turns=[BAD_CALL]),
+        "invalid_value",
+        "conversation.messages.0.tool_calls.0.function.name",
+    ),
 )
-async def test_refusals_name_the_field(
-    rig: Rig, request_pb: inference_pb2.GenerateRequest, code: str, param: str
-) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await heard(rig, request_pb)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    error = error_from_rpc(caught.value)
-    assert (error.error_code, error.param) == (code, param)
-    assert not rig.methods(rig.prefills[0])
+
+
+async def test_refusals_name_the_field(rig: Rig) -> None:
+    for request_pb, code, param in REFUSALS:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await heard(rig, request_pb)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        error = error_from_rpc(caught.value)
+        assert (error.error_code, error.param) == (code, param)
+    assert "Prefill" not in rig.methods(rig.prefills[0])
 
 
 async def test_a_model_without_a_format_says_so(tmp_path: Path) -> None:
