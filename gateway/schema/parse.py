@@ -48,6 +48,11 @@ def validated(value: dict[str, Any], cls: type[M]) -> M:
         return cls.model_validate(value)
     except ValidationError as error:
         raise _explain(error) from error
+    except RecursionError as error:
+        raise InvalidRequestError(
+            "a field of the body is nested too deeply to be read, as no field needs to be; send a "
+            "flatter one"
+        ) from error
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
