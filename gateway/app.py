@@ -379,6 +379,8 @@ class Gateway:
         self._metrics.requests_in_flight.set(self._in_flight())
         self._metrics.queue_depth.set(self._admission.queued_requests)
         self._metrics.queued_prompt_tokens.set(self._admission.queued_tokens)
+        for role in (PREFILL, DECODE):
+            self._metrics.ready_workers.labels(role=role).set(self.workers.ready(role))
 
     def _details(self) -> dict[str, Any]:
         return {
