@@ -5,6 +5,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gateway.answer_plan import AnswerPlan
@@ -30,6 +31,10 @@ from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.options import RequestOptions
 
 _UNKNOWN_CONTEXT = 2048
+
+_AT_ONCE_CHARS = 4_096
+"""Rendering and tokenizing so much text takes under a millisecond. More is done in a thread, where
+it stalls no other stream, but waits for the interpreter's lock, often for longer than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +199,7 @@ class Intake:
             ContextLengthError: the text is far too long to be worth encoding.
         """
         self.refuse_hopeless(text, param=param)
-        return await asyncio.to_thread(self.tokenizer.encode, text)
+        return await self._encode(text, add_special_tokens=True)
 
     async def encode_chat(
         self,
@@ -214,7 +219,7 @@ class Intake:
         template = self._template()
         text = await self.render(messages, variables, param=param)
         if not asked.anything:
-            ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=False)
+            ids = await self._encode(text, add_special_tokens=False)
             return PromptInput(ids=ids, options=options)
         chat = RenderedChat(template=template, messages=messages, variables=variables, text=text)
         return await asyncio.to_thread(self._with_parts, chat, options, asked)
@@ -232,15 +237,22 @@ class Intake:
         Raises:
             InvalidRequestError: no chat template, a refusal by it, or far too much text.
         """
-        # Rendering and tokenizing a long conversation takes long enough to stall other streams.
-        text = await asyncio.to_thread(
+        render = partial(
             self._template().render,
             messages,
             variables=variables,
             add_generation_prompt=add_generation_prompt,
         )
+        short = _is_short(messages) and not variables
+        text = render() if short else await asyncio.to_thread(render)
         self.refuse_hopeless(text, param=param)
         return text
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        if len(text) <= _AT_ONCE_CHARS:
+            return encode()
+        return await asyncio.to_thread(encode)
 
     def _template(self) -> ChatTemplate:
         template = self.tokenizer.chat_template
@@ -347,3 +359,16 @@ class Intake:
 def new_origin(request_id: str, endpoint: str) -> Origin:
     """The origin of a request that arrives now."""
     return Origin(request_id=request_id, endpoint=endpoint, arrived=time.monotonic())
+
+
+def _is_short(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation is plain text and little of it."""
+    room = _AT_ONCE_CHARS
+    for message in messages:
+        for value in message.values():
+            if not isinstance(value, str):
+                return False
+            room -= len(value) + 1
+        if room < 0:
+            return False
+    return True

@@ -106,7 +106,8 @@ class Pipeline:
         finished: Finished | None = None
         try:
             with self._log.record(job, handoff_id=state.handoff_id, report=state.report):
-                async with aclosing(self._answer(state)) as events:
+                await self._wait_turn(state)
+                async with aclosing(self._attempts(state)) as events:
                     async for event in events:
                         if isinstance(event, Finished) and event.last:
                             finished = event
@@ -133,13 +134,10 @@ class Pipeline:
                 self._observer.disconnected("queue")
             raise
 
-    async def _answer(self, state: RunState) -> AsyncGenerator[Event, None]:
+    async def _wait_turn(self, state: RunState) -> None:
         with child_scope("gateway.queue"):
             await self._entrance.wait(state.place, state.job)
         state.report.phases_s["gateway_queue"] = state.place.waited_s
-        async with aclosing(self._attempts(state)) as events:
-            async for event in events:
-                yield event
 
     def _settle(self, state: RunState) -> None:
         """Charges the answer tokens, which may take a round trip, beside the end of the answer."""

@@ -63,7 +63,7 @@ Choice = tuple[int, Event]
 """Index of a choice, and what happened to it."""
 
 
-async def _choice_events(streams: Streams, *, branches: int) -> AsyncGenerator[Choice, None]:
+def _choice_events(streams: Streams, *, branches: int) -> AsyncGenerator[Choice, None]:
     """Events of all prompts; the choices of the first prompt come first in number."""
 
     async def numbered(prompt: int) -> AsyncGenerator[Choice, None]:
@@ -71,10 +71,7 @@ async def _choice_events(streams: Streams, *, branches: int) -> AsyncGenerator[C
             async for event in events:
                 yield prompt * branches + event.branch, event
 
-    numbers = range(len(streams))
-    async with aclosing(merged([numbered(prompt) for prompt in numbers])) as choices:
-        async for choice in choices:
-            yield choice
+    return merged([numbered(prompt) for prompt in range(len(streams))])
 
 
 async def _whole_answers(streams: Streams, *, branches: int) -> list[WholeAnswer]:
