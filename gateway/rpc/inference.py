@@ -1,10 +1,11 @@
 """InferenceService: the pipeline for users of generated stubs."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -37,6 +38,9 @@ _PARTS = {
 }
 _ENDPOINT = "Generate"
 _MAX_ID = 100
+_READ_AT_ONCE_BYTES = 64 * 1024
+
+T = TypeVar("T")
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -98,7 +102,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         model = self._intake.check_model(request.model)
         if request.WhichOneof("prompt") == "conversation":
             self._intake.refuse_too_many(len(request.conversation.messages))
-        plan = await self._intake.planner.plan(asked_answer(request))
+        plan = await self._intake.planner.plan(await _read(request, asked_answer))
         prompt, param = await self._prompt(request, plan)
         ids = prompt.ids
         vocab = self._intake.tokenizer.vocab_size
@@ -137,7 +141,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 ids = await self._intake.encode_text(request.text, param="text")
                 return PromptInput(ids=ids, options=options), "text"
             case "conversation" if request.conversation.messages:
-                turns = turns_of(request.conversation)
+                turns = await _read(request, lambda given: turns_of(given.conversation))
                 prompt = await self._intake.encode_chat(
                     turns, plan.variables(), options=options, asked=asked
                 )
@@ -163,6 +167,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             return stop
         ids = set(stop.token_ids) | set(self._intake.tokenizer.eos_ids)
         return replace(stop, token_ids=tuple(sorted(ids)))
+
+
+async def _read(
+    request: inference_pb2.GenerateRequest, read: Callable[[inference_pb2.GenerateRequest], T]
+) -> T:
+    """What `read` makes of a request; of a large one beside the loop, for its JSON takes long."""
+    if request.ByteSize() <= _READ_AT_ONCE_BYTES:
+        return read(request)
+    return await asyncio.to_thread(read, request)
 
 
 def _asked(request: inference_pb2.GenerateRequest) -> AskedParts:

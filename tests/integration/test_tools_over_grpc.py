@@ -285,6 +285,13 @@ async def test_refusals_name_the_field(rig: Rig) -> None:
     assert "Prefill" not in rig.methods(rig.prefills[0])
 
 
+async def test_a_large_request_is_read_as_a_small_one_is(rig: Rig) -> None:
+    wordy = function("weather", SCHEMA, description="w" * 70_000)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await heard(rig, ask(tools=[wordy, function("")]))
+    assert error_from_rpc(caught.value).param == "tools.1.function.name"
+
+
 async def test_a_model_without_a_format_says_so(tmp_path: Path) -> None:
     async with rig_of(tmp_path, None) as rig:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
