@@ -1,11 +1,12 @@
 """The services of docker-compose.yml as processes: entrypoints, variables, health checks, drain."""
 
 import json
+import time
 
 import httpx
 import pytest
 
-from tests.support.compose_run import ComposeRun
+from tests.support.compose_run import ComposeRun, pair_of_pairs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -38,6 +39,19 @@ def chat(run, *, model, max_tokens, on_first_token):
     return events
 
 
+def ready_workers(run):
+    """Names of the workers that the gateway would send a request to."""
+    workers = httpx.get(f"{run.url}/health", timeout=10).json()["workers"]
+    return [worker["worker_id"] for worker in workers if not worker["draining"]]
+
+
+def wait_until(true, *, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.2)
+
+
 def test_services_start_answer_and_drain_in_order(tiny_model_dir, tmp_path):
     with ComposeRun(tmp_path, tiny_model_dir, environ=ONE_THREAD) as run:
         assert run.stop_order() == ["gateway", "prefill", "decode", "redis"]
@@ -55,3 +69,15 @@ def test_services_start_answer_and_drain_in_order(tiny_model_dir, tmp_path):
         for role in ("gateway", "prefill", "decode"):
             assert "TANDEM_READY" in run.log_of(role)
             assert "drain" in run.log_of(role)
+
+
+@pytest.mark.slow
+def test_two_pairs_of_the_gpu_layout_survive_the_loss_of_one_worker_each(tiny_model_dir, tmp_path):
+    with pair_of_pairs(tmp_path, tiny_model_dir, say=print) as run:
+        wait_until(lambda: len(ready_workers(run)) == 4)
+        for name in ("prefill", "decode"):
+            run.signal_stop(name)
+            assert run.wait_stopped(name) == 0, run.log_of(name)
+        wait_until(lambda: len(ready_workers(run)) == 2)
+        events = chat(run, model="tiny", max_tokens=8, on_first_token=lambda: None)
+        assert events[-1]["usage"]["completion_tokens"] == 8

@@ -1,6 +1,7 @@
 """Runs docker-compose.yml as processes of this machine, without Docker.
 
-    python -m tests.support.compose_run [MODEL_FOLDER]
+    python -m tests.support.compose_run [MODEL_FOLDER]         # the CPU services
+    python -m tests.support.compose_run --2p2d [MODEL_FOLDER]  # the GPU layout 2P2D, devices cpu
 
 Each service gets the entrypoint and variables of its image (read from the Dockerfile), then the
 command, variables and secrets of the Compose file, and nothing of this machine's environment. What
@@ -17,13 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tests.support.compose_project import (
+    BASE,
+    GPU,
     ROOT,
     Project,
     Service,
@@ -45,6 +48,8 @@ DOCUMENTED_PORTS: Mapping[str, Mapping[str, int]] = {
 REDIS_PORT = 6379
 IMAGE_MODEL = "/opt/tandem/models/smollm2"
 WEIGHTS = "model.safetensors"
+BASE_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""PATH of the base images."""
 _HEALTH_POLL_S = 0.3
 
 
@@ -80,13 +85,16 @@ class ComposeRun:
     """Model folder that stands for the embedded one."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """Variables for the Compose file."""
+    files: Sequence[Path] = (BASE,)
+    """Compose files, the later ones over the earlier ones."""
+    profiles: Sequence[str] = ()
     say: Callable[[str], None] = lambda _: None
     project: Project = field(init=False)
     ports: dict[tuple[str, int], int] = field(init=False)
     services: dict[str, Running] = field(init=False, default_factory=dict)
 
     def __enter__(self) -> Self:
-        self.project = read_project(environ=self.environ)
+        self.project = read_project(*self.files, profiles=self.profiles, environ=self.environ)
         services = self.project["services"]
         documented = [(name, port) for name in services for port in self._ports_of(name)]
         self.ports = {key: free_port() for key in documented}
@@ -121,6 +129,8 @@ class ComposeRun:
         """Runs the service's health check until it passes, for as long as Compose would."""
         running = self.services[name]
         check = running.service["healthcheck"]
+        if check.get("disable"):
+            return
         limit = time.monotonic() + seconds(check["start_period"])
         while not running.healthy:
             assert running.process.poll() is None, f"{name} ended\n{self.log_of(name)}"
@@ -168,13 +178,14 @@ class ComposeRun:
         service = self.project["services"][name]
         image = image_of(service)
         self._write_secrets(name, service)
-        environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", **image.env}
+        environ = {"PATH": "$PATH", **image.env}
+        environ["PATH"] = environ["PATH"].replace("$PATH", BASE_PATH)
         environ |= {key: value or "" for key, value in service.get("environment", {}).items()}
         environ = {key: self.mapped(value, service=name) for key, value in environ.items()}
         environ |= self._port_variables(name)
         command = [*(service.get("entrypoint") or image.entrypoint), *service["command"]]
         command = [self.mapped(word, service=name) for word in command]
-        if role_of(service) is None:
+        if name == "redis":
             command = self._redis_command(command)
         workdir = Path(self.mapped(image.workdir, service=name))
         workdir.mkdir(parents=True, exist_ok=True)
@@ -219,7 +230,9 @@ class ComposeRun:
 
     def _ports_of(self, name: str) -> list[int]:
         role = role_of(self.project["services"][name])
-        return [REDIS_PORT] if role is None else list(DOCUMENTED_PORTS[role].values())
+        if role is None:
+            return [REDIS_PORT] if name == "redis" else []
+        return list(DOCUMENTED_PORTS[role].values())
 
     def _port_variables(self, name: str) -> dict[str, str]:
         role = role_of(self.project["services"][name])
@@ -255,22 +268,32 @@ class ComposeRun:
         return folder
 
 
+def pair_of_pairs(folder: Path, model: Path, *, say: Callable[[str], None]) -> ComposeRun:
+    """The GPU layout 2P2D on this machine's CPU."""
+    workers = [f"{role}_{number}" for role in ("PREFILL", "DECODE") for number in (1, 2)]
+    environ = {f"{worker}_DEVICE": "cpu" for worker in workers}
+    environ |= {"DTYPE": "float32", "KV_BYTES": str(256 << 20), "SLAB_BYTES": str(256 << 20)}
+    return ComposeRun(folder, model, environ, (BASE, GPU), ("2p", "2d"), say)
+
+
 def main(arguments: list[str]) -> None:
     """Starts the services, asks one question, stops them in order."""
     import httpx
 
     from shared.model.catalog import resolve
 
-    model = Path(arguments[0]) if arguments else resolve("smollm2")
+    names = [argument for argument in arguments if argument != "--2p2d"]
+    model = Path(names[0]) if names else resolve("smollm2")
     question = {
         "model": model.name,
         "messages": [{"role": "user", "content": "Why is the sky blue?"}],
         "max_tokens": 24,
         "temperature": 0,
     }
+    make = ComposeRun if names == arguments else pair_of_pairs
     with (
         tempfile.TemporaryDirectory(prefix="tandem-compose-") as folder,
-        ComposeRun(Path(folder), model, say=lambda text: print(text, flush=True)) as run,
+        make(Path(folder), model, say=lambda text: print(text, flush=True)) as run,
     ):
         answer = httpx.post(f"{run.url}/v1/chat/completions", json=question, timeout=120)
         print(answer.status_code, answer.json()["choices"][0]["message"]["content"])
