@@ -126,7 +126,9 @@ def _non_finite(value: object, path: tuple[str, ...]) -> Iterator[str]:
         yield ".".join(path)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _non_finite(inner, (*path, str(key)))
+            # The lenient parser takes half a surrogate pair, which no answer of ours could carry.
+            name = key.encode("utf-8", errors="replace").decode("utf-8")
+            yield from _non_finite(inner, (*path, name))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _non_finite(inner, (*path, str(index)))

@@ -308,6 +308,13 @@ def test_a_value_of_any_depth_ends_in_a_body_or_a_refusal(field: str, depth: int
         parse_body(f'{{"messages":[],{inside}}}'.encode(), ChatBody)
 
 
+@pytest.mark.parametrize("name", ["\\ud800", "a", "\\u00e4"])
+def test_what_a_refusal_names_can_be_sent(name: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(f'{{"{name}": NaN}}'.encode(), ChatBody)
+    orjson.dumps({"param": caught.value.param, "message": caught.value.message})
+
+
 def test_very_many_unknown_names_cost_little() -> None:
     body = chat(**{f"max_tok{i}": i for i in range(50_000)})
     began = time.process_time()
