@@ -2,13 +2,18 @@
 
 import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import pytest_asyncio
 
 from tests.support.tiny_tokenizer import write_tokenizer_folder
+from tests.support.tool_templates import TEMPLATES, with_template
+
+if TYPE_CHECKING:
+    from tests.support.full_stack import Stack
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +45,25 @@ def _nobody_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(socket, "getaddrinfo", guarded_lookup)
     yield
     assert strangers == []
+
+
+@pytest.fixture(scope="session")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the workers of the pair select."""
+    from tests.support.decode_server import write_profile
+
+    return write_profile(tmp_path_factory.mktemp("profile"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(
+    tiny_model_dir: Path, profile: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator["Stack"]:
+    """Gateway, prefill and decode, all real; the tiny model's chat template prints tools."""
+    from tests.support.full_stack import running_stack
+
+    folder = with_template(
+        tiny_model_dir, tmp_path_factory.mktemp("pair") / "tiny", template=TEMPLATES["hermes"]
+    )
+    async with running_stack(folder, profile) as started:
+        yield started

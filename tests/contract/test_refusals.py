@@ -12,10 +12,9 @@ import langchain_core.exceptions as langchain
 import openai
 import pytest
 import structlog.testing
-from langchain_openai import ChatOpenAI
-from pydantic import SecretStr
 
 from tests.support.curl import curl
+from tests.support.langchain_client import added_up, open_langchain
 from tests.support.litellm_client import QUIET, LiteLLM, clean_litellm, lite
 from tests.support.refusals import REFUSALS, Refusal, Refusing, refusing
 
@@ -122,14 +121,14 @@ async def _to_openai_python(refusal: Refusal, gate: Refusing, *, stream: bool) -
 
 
 async def _to_langchain(refusal: Refusal, gate: Refusing) -> None:
-    chat = ChatOpenAI(base_url=gate.url, api_key=SecretStr(gate.api_key), max_retries=0)
-    bound = chat.bind(**{"model": "simulated", **refusal.fields})
     messages: Any = list(refusal.messages)
     expected = RAISED[refusal.name].langchain
-    with pytest.raises(expected) as caught:
-        await bound.ainvoke(messages)
-    with pytest.raises(expected):
-        [piece async for piece in bound.astream(messages)]
+    async with open_langchain(gate.url, model="simulated", api_key=gate.api_key) as client:
+        bound = client.chat().bind(**refusal.fields)
+        with pytest.raises(expected) as caught:
+            await bound.ainvoke(messages)
+        with pytest.raises(expected):
+            await added_up(bound, messages)
     assert isinstance(caught.value, OVERFLOWS) == (refusal.code == "context_length_exceeded")
 
 
