@@ -49,8 +49,8 @@ class Attempts:
         )
         if not again or self._failed >= self._retry.attempts:
             return None
-        pause = self._retry.pause_s * 2 ** (self._failed - 1) * self._jitter.uniform(0.5, 1.0)
-        pause = max(pause, asked or 0.0)
-        remaining = self.remaining_s()
+        growing = self._retry.pause_s * 2 ** (self._failed - 1)
+        own = min(growing, self._retry.longest_s) * self._jitter.uniform(0.5, 1.0)
+        pause, remaining = max(own, asked or 0.0), self.remaining_s()
         too_late = remaining is not None and pause >= remaining
         return None if too_late or pause > self._retry.longest_s else pause

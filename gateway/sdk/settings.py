@@ -27,7 +27,8 @@ class Retry:
     pause_s: float = 0.2
     """About the first pause, in seconds; each further one is twice as long."""
     longest_s: float = 10.0
-    """A gateway that asks for a longer pause is not asked again; its error says how long."""
+    """Longest pause, in seconds; a gateway that asks for a longer one is not asked again, its error
+    says how long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,6 +141,17 @@ async def test_nobody_listens(generate: Generate) -> None:
             await generate(address, "hi", retry=Retry(attempts=2, pause_s=0.01))
 
 
+async def test_a_gateway_that_starts_late_is_found(generate: Generate) -> None:
+    async with scripted_gateway() as first:
+        assert (await generate(first.address, "hi")).text == "fine"
+    patient = Retry(attempts=200, pause_s=0.02, longest_s=0.1)
+    asked = asyncio.create_task(generate(first.address, "hi", retry=patient))
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    async with scripted_gateway(port=int(first.address.rpartition(":")[2])):
+        assert (await asked).text == "fine"
+
+
 async def test_events_of_a_newer_gateway_are_passed_over(generate: Generate) -> None:
     newer = inference_pb2.GenerateResponse()
     newer.ParseFromString(b"\x7a\x02hi")  # field 15, which no event of ours has

@@ -65,9 +65,13 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServiceServicer):
 
 
 @asynccontextmanager
-async def scripted_gateway(*scripts: Sequence[Step]) -> AsyncIterator[ScriptedGateway]:
-    """One on a free port."""
-    server = build_server(host="127.0.0.1", port=0, service_names=("tandem.v1.InferenceService",))
+async def scripted_gateway(
+    *scripts: Sequence[Step], port: int = 0
+) -> AsyncIterator[ScriptedGateway]:
+    """One on a free port, or on that of one that was there before."""
+    server = build_server(
+        host="127.0.0.1", port=port, service_names=("tandem.v1.InferenceService",)
+    )
     gateway = ScriptedGateway(scripts=list(scripts), address=server.address)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(gateway, server.server)
     await server.start()

@@ -43,6 +43,12 @@ def test_pauses_grow_and_come_to_an_end(error: TandemError) -> None:
         assert 0.5 * 2**index <= pause <= 2**index
 
 
+def test_no_pause_is_longer_than_the_longest() -> None:
+    tried = attempts(attempts=50, pause_s=1.0, longest_s=4.0)
+    pauses = [tried.pause_s(UnavailableError("x")) for _ in range(49)]
+    assert all(pause is not None and pause <= 4.0 for pause in pauses)
+
+
 @pytest.mark.parametrize("cls", [OverloadedError, RateLimitError, UnavailableError])
 def test_the_gateway_says_how_long(cls: type[TandemError]) -> None:
     assert attempts().pause_s(cls("x", retry_after_s=3.0)) == 3.0
