@@ -15,6 +15,7 @@ from shared.errors import ConfigError
 from tests.support.compose_project import (
     BASE,
     GPU,
+    HAS_COMPOSE,
     ROOT,
     Project,
     compose_config,
@@ -25,6 +26,8 @@ from tests.support.compose_project import (
     tool,
 )
 from tests.support.compose_run import DOCUMENTED_PORTS, image_of
+
+pytestmark = HAS_COMPOSE
 
 DRAIN_SETTING = {"prefill": "drain_s", "decode": "drain_s", "gateway": "drain_timeout_s"}
 STOP_SLACK_S = 10.0
