@@ -1,4 +1,4 @@
-"""The README's commands for a client made from the protos, as they stand there, against a gateway."""
+"""The README's commands for a client made from the protos, against a gateway."""
 
 import asyncio
 import os
