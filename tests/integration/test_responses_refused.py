@@ -10,6 +10,7 @@ import pytest
 
 from shared.errors import HandoffError, UnavailableError
 from tests.support.gateway_rig import DEFAULT_ANSWER, Rig, running_rig, until
+from tests.support.response_cases import nested
 from tests.support.response_events import named_events
 from tests.support.simulated_workers import Action, Die, FailEvent
 from tests.support.tiny_tokenizer import write_tokenizer_folder
@@ -87,6 +88,11 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tools": [CLOCK, {"type": "mcp", "server_label": "x"}]}, "tools.1.type", "invalid_value"),
     ({"tools": [{"type": "function"}]}, "tools.0.name", "missing_required_parameter"),
     ({"tools": [CLOCK, CLOCK]}, "tools.1.name", "invalid_value"),
+    (
+        {"tools": [{**CLOCK, "parameters": nested(300)}], "tool_choice": "none"},
+        "tools.0.parameters",
+        "invalid_value",
+    ),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"tools": [CLOCK], "tool_choice": {"type": "web_search"}}, "tool_choice", "invalid_value"),
     (
@@ -240,17 +246,29 @@ async def test_a_failure_within_a_call_is_the_one_last_event(rig: Rig) -> None:
     assert answer.json()["error"]["code"] == "kv_transfer_failed"
 
 
+async def after_two_pings(rig: Rig, release: asyncio.Event) -> bytes:
+    """A stream whose first token waits for `release`, which is set once two pings came."""
+    raw, body = b"", {"input": "hi", "stream": True}
+    async with rig.http.stream("POST", "/v1/responses", json=body) as response:
+        async for piece in response.aiter_raw():
+            raw += piece
+            if raw.count(b": ping\n\n") == 2:
+                release.set()
+    assert raw.startswith(b": ping\n\n: ping\n\n")
+    return raw
+
+
 async def test_pings_come_before_the_events_and_a_failure_after_them(folder: Path) -> None:
-    async with running_rig(folder, keepalive_s=0.05, request_timeout_s=0.5) as rig:
-        rig.prefills[0].plan.at("first_token", 0.3)
-        raw = (await rig.respond(stream=True)).content
-        assert raw.startswith(b": ping\n\n: ping\n\n")
-        assert named_events(raw)[-1]["type"] == "response.completed"
+    async with running_rig(folder, keepalive_s=0.05) as rig:
+        release = asyncio.Event()
+        rig.prefills[0].plan.at("first_token", release)
+        events = named_events(await after_two_pings(rig, release))
+        assert events[-1]["type"] == "response.completed"
         # Nothing was generated when it failed, but the status was sent.
-        rig.prefills[0].plan.at("first_token", 5.0)
-        raw = (await rig.respond(stream=True)).content
-        assert raw.startswith(b": ping\n\n")
-        events = named_events(raw)
+        release = asyncio.Event()
+        rig.prefills[0].plan.at("started", release)
+        rig.prefills[0].plan.at("first_token", LOST, times=9)
+        events = named_events(await after_two_pings(rig, release))
         assert [event["type"] for event in events] == [
             "response.created",
             "response.in_progress",
@@ -258,7 +276,7 @@ async def test_pings_come_before_the_events_and_a_failure_after_them(folder: Pat
         ]
         response = events[-1]["response"]
         assert response["output"] == []
-        assert response["error"]["reason"] == "deadline_exceeded"
+        assert response["error"]["reason"] == "kv_transfer_failed"
 
 
 async def test_the_status_waits_for_the_first_token(rig: Rig) -> None:

@@ -9,7 +9,16 @@ import openai
 import pytest
 
 from tests.support.gateway_rig import DEFAULT_ANSWER, Rig
-from tests.support.response_cases import CALL, CLOCK, TICK, WEATHER, as_chat, both, prompts_of
+from tests.support.response_cases import (
+    CALL,
+    CLOCK,
+    TICK,
+    WEATHER,
+    as_chat,
+    both,
+    nested,
+    prompts_of,
+)
 from tests.support.response_events import whole_response
 from tests.support.tiny_tokenizer import write_tokenizer_folder
 from tests.support.tool_templates import TEMPLATES
@@ -133,7 +142,8 @@ async def test_tool_choices_are_those_of_chat(rig: Rig) -> None:
     ]
     for choice, in_chat in choices:
         rig.simulation.grammars.clear()
-        response = whole_response((await rig.respond(tools=tools, tool_choice=choice)).content)
+        odd = choice | {"more": nested(300)} if isinstance(choice, dict) else choice
+        response = whole_response((await rig.respond(tools=tools, tool_choice=odd)).content)
         assert response["tool_choice"] == choice
         assert response["output"][0]["name"] == "clock"
         (grammar,) = set(rig.simulation.grammars)

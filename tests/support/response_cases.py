@@ -45,3 +45,11 @@ async def both(rig: Rig, **fields: Any) -> list[dict[str, Any]]:
 def as_chat(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool as chat requests write it."""
     return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """An object so many levels deep."""
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"x": schema}
+    return schema
