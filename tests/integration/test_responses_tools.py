@@ -130,11 +130,11 @@ async def test_tools_are_strict_unless_they_say_otherwise(rig: Rig) -> None:
 async def test_tool_choices_are_those_of_chat(rig: Rig) -> None:
     rig.answer_with(TICK)
     tools, named = [WEATHER, CLOCK], {"type": "function", "name": "clock"}
-    nested = {"type": "function", "function": {"name": "clock"}}
-    allowed = {"mode": "required", "tools": [nested]}
+    in_full = {"type": "function", "function": {"name": "clock"}}
+    allowed = {"mode": "required", "tools": [in_full]}
     choices: list[tuple[Any, Any]] = [
         ("required", "required"),
-        (named, nested),
+        (named, in_full),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [named]},
             {"type": "allowed_tools", "allowed_tools": allowed},
