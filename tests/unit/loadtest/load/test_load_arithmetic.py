@@ -212,3 +212,14 @@ def test_an_arrival_names_its_stage() -> None:
     found = arrivals([Stage(100, 1), Stage(100, 1)], variation=1, seed=0)
     assert {arrival.stage for arrival in found} == {0, 1}
     assert isinstance(found[0], Arrival)
+
+
+def test_the_documented_sizes_are_those_that_are_drawn() -> None:
+    readme = (Path(__file__).resolve().parents[4] / "loadtest/README.md").read_text()
+    assert all(f"| `{name}` |" in readme for name in WORKLOADS)
+    for name in ("chat", "rag", "reasoning"):
+        row = next(line for line in readme.splitlines() if line.startswith(f"| `{name}` |"))
+        for profile, cell in zip((Profile.CPU, Profile.GPU), row.split(" | ")[2:], strict=True):
+            kind = classes_of(profile)[name]
+            sizes = [f"{s.low:,} to {s.high:,}" for s in (kind.prompt, kind.answer)]
+            assert cell.removesuffix(" |") == ", ".join(sizes)
