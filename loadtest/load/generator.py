@@ -86,7 +86,7 @@ class Generator:
         try:
             for arrival, request in self._schedule:
                 send = self._ready(request)
-                gevent.sleep(max(0.0, arrival.due_s - self.clock()))
+                self._wait_until(arrival.due_s)
                 group.spawn(self._one, send, Ticket(request, arrival.due_s, arrival.stage))
             group.join(timeout=self._settings.drain_s)
         finally:
@@ -95,6 +95,11 @@ class Generator:
             for exchange in late:
                 exchange.fail(Failure.UNFINISHED, "the run was over")
                 self._end(exchange)
+
+    def _wait_until(self, due_s: float) -> None:
+        gevent.sleep(0)  # one that is late lets those before it begin
+        while (seconds := due_s - self.clock()) > 0:
+            gevent.sleep(seconds)
 
     def _ready(self, request: PlannedRequest) -> Callable[[Exchange], None]:
         """Made before it is due, so that its cost is no lag."""

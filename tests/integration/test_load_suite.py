@@ -129,6 +129,19 @@ async def test_what_breaks_within_a_stream_is_a_failure_with_its_reason(tmp_path
     }
 
 
+async def test_a_generator_that_is_late_says_nothing_about_the_server(tmp_path: Path) -> None:
+    async with faulty_completions([WELL]) as url:
+        code, said = await started(
+            *RUN, "--host", url, "--rate", "20", "--seconds", "0.5", "--out", str(tmp_path),
+            "--no-report", *PATIENT[:2], "--max-lag", "1e-12",
+        )  # fmt: skip
+    assert code == 7, said
+    found = summary_in(tmp_path)
+    assert found["verdict"] == "client saturated"
+    assert found["requests"]["offered"] == found["requests"]["met"] > 0
+    assert found["lag"]["share"] > found["lag"]["limit"] == 1e-12
+
+
 async def test_a_run_without_a_server_says_so(tmp_path: Path) -> None:
     code, said = await started(
         *RUN, "--host", "http://127.0.0.1:1", "--out", str(tmp_path / "never")
