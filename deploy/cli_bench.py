@@ -1,5 +1,6 @@
 """The `tandem bench` sub-commands: flags in, `deploy.bench` does the work."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,7 +9,7 @@ from shared.types.page_policies import PagePolicyName
 
 bench_app = typer.Typer(
     no_args_is_help=True,
-    help="Speed of the engines against transformers, and what the gateway costs.",
+    help="Speed of the engines against transformers, what the gateway costs, load.",
 )
 
 Model = Annotated[str, typer.Option(help="Catalog name, folder or hub id.")]
@@ -119,3 +120,28 @@ def gateway(
         tokens_per_message=parse_counts(tokens_per_message),
     )
     run_gateway(settings, command=command_line(), as_json=as_json)
+
+
+@bench_app.command(
+    "serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def serve(
+    flags: typer.Context,
+    host: Annotated[str, typer.Option(help="URL of the gateway.")] = "http://127.0.0.1:8000",
+    out: Annotated[Path, typer.Option(help="Folder that takes the results.")] = Path(
+        "load-results"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Load on a running gateway, by Locust (extra `loadtest`).
+
+    All further flags are those of `python -m loadtest.load run`; its --help has them. Exit code:
+    0 served in time, 1 missed, 7 the client was saturated, 8 broken off.
+
+    JSON keys: verdict, requests, failures, throughput, goodput_per_s, classes, stages, lag,
+    planned, window_s, server, settings, format, command, commit, uncommitted_changes, hardware
+    and python.
+    """
+    from deploy.bench_serve import run_serve
+
+    raise typer.Exit(run_serve(host=host, out=out, flags=flags.args, as_json=as_json))

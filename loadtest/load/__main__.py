@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 
 from loadtest.load.compare import compared
 from loadtest.load.flags import add_flags, settings_of
+from loadtest.load.launch import run_locust
 from loadtest.load.results import read_summary
 from loadtest.page import number
 from shared.config.exit_codes import exit_code_for
 from shared.errors import ConfigError, TandemError
-
-_LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         if given.command == "run":
-            return _run(given, arguments[1:])
+            settings_of(vars(given))
+            return run_locust(arguments[1:])
         return _compare(given.arms, as_json=given.json)
     except TandemError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -45,13 +44,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--json", action="store_true", help="one JSON object on standard output")
     return parser
-
-
-def _run(given: argparse.Namespace, flags: Sequence[str]) -> int:
-    """Locust in a process of its own: it patches the one it runs in."""
-    settings_of(vars(given))
-    command = ["-m", "locust", "-f", str(_LOCUSTFILE), "--headless", "--only-summary", *flags]
-    return subprocess.run([sys.executable, *command], check=False).returncode  # noqa: S603  ours
 
 
 def _compare(texts: Sequence[str], *, as_json: bool) -> int:

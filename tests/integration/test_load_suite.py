@@ -14,7 +14,7 @@ import pytest
 from loadtest.load.__main__ import main
 from tests.support.faulty_completions import OK, USAGE, WELL, faulty_completions, text
 from tests.support.gateway_rig import running_rig
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, run_tandem
 from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 LOCUST = ("-m", "locust", "-f", "loadtest/load/locustfile.py", "--headless", "--only-summary")
@@ -131,12 +131,13 @@ async def test_what_breaks_within_a_stream_is_a_failure_with_its_reason(tmp_path
 
 async def test_a_generator_that_is_late_says_nothing_about_the_server(tmp_path: Path) -> None:
     async with faulty_completions([WELL]) as url:
-        code, said = await started(
-            *RUN, "--host", url, "--rate", "20", "--seconds", "0.5", "--out", str(tmp_path),
-            "--no-report", *PATIENT[:2], "--max-lag", "1e-12",
+        done = await asyncio.to_thread(
+            run_tandem, "bench", "serve", "--host", url, "--out", str(tmp_path), "--json",
+            "--rate", "20", "--seconds", "0.5", "--no-report", *PATIENT[:2], "--max-lag", "1e-12",
         )  # fmt: skip
-    assert code == 7, said
-    found = summary_in(tmp_path)
+    assert done.returncode == 7, done.stderr
+    found = json.loads(done.stdout)
+    assert found == summary_in(tmp_path)
     assert found["verdict"] == "client saturated"
     assert found["requests"]["offered"] == found["requests"]["met"] > 0
     assert found["lag"]["share"] > found["lag"]["limit"] == 1e-12
