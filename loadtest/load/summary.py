@@ -85,12 +85,16 @@ def _counts(outcomes: Sequence[Outcome], kinds: Mapping[str, RequestClass]) -> d
 
 
 def _rates(outcomes: Sequence[Outcome], kinds: Mapping[str, RequestClass]) -> dict[str, Any]:
-    """Over the time from the first start to the last correct end."""
+    """Over the time from the first start to the last correct end or start, whichever is later.
+
+    A server that stops answering goes on being offered requests, and that time counts.
+    """
     finished = [o for o in outcomes if o.finished]
     ends = [o.started_s + o.e2e_s for o in finished if o.e2e_s is not None]
     if not ends:
         return {"window_s": None, "throughput": None, "goodput_per_s": 0.0}
-    window = max(ends) - min(o.started_s for o in outcomes)
+    starts = [o.started_s for o in outcomes]
+    window = max(*ends, *starts) - min(starts)
     return {
         "window_s": window,
         "throughput": {

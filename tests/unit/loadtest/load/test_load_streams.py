@@ -221,6 +221,14 @@ def test_a_summary_counts_what_was_offered_and_what_was_served(tmp_path: Path) -
     assert found["verdict"] == "missed"
 
 
+def test_the_time_in_which_nothing_was_answered_counts(tmp_path: Path) -> None:
+    lost = [replace(FAILED, started_s=float(moment)) for moment in (2, 5, 11)]
+    record = Record(planned=4, outcomes=[served(), *lost], complete=True)
+    found = summary_of(record, settings_for(tmp_path), server=SERVER, machine=MACHINE)
+    assert found["window_s"] == pytest.approx(10.0)
+    assert found["goodput_per_s"] == pytest.approx(1 / 10)
+
+
 def test_the_files_of_a_run(tmp_path: Path) -> None:
     record = Record(planned=5, outcomes=list(OUTCOMES), complete=True)
     out = tmp_path / "found"
