@@ -102,8 +102,9 @@ class Dispatcher:
         )
         self.poke()
         try:
-            async with asyncio.timeout(timeout_s):
-                await waiter.granted
+            if not waiter.granted.done():
+                async with asyncio.timeout(timeout_s):
+                    await waiter.granted
         except BaseException:
             # Granted and given up in the same moment: the place must not be lost.
             if not self._queue.remove(entry):

@@ -71,10 +71,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the stream to its end."""
-        gone = asyncio.ensure_future(client_gone(receive))
         end = StreamEnd(CLIENT_CLOSED, None)
         try:
-            finished = await self._relay(gone, send)
+            finished = await self._relay(receive, send)
             if finished:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 end = StreamEnd(200, None)
@@ -83,13 +82,13 @@ class EventStream(Response):
             end = StreamEnd(200 if self._begun else reply.status, reply)
             await self._fail(reply, scope, receive, send)
         finally:
-            await end_tasks(gone)
             await self._frames.aclose()
             self._on_end(end)
 
-    async def _relay(self, gone: asyncio.Future[None], send: Send) -> bool:
+    async def _relay(self, receive: Receive, send: Send) -> bool:
         """Sends frames until there are no more; False when the client left."""
-        frames = asyncio.ensure_future(self._send_frames(send))
+        frames = asyncio.ensure_future(self._send_frames(send))  # the first to run
+        gone = asyncio.ensure_future(client_gone(receive))
         silence = asyncio.ensure_future(self._break_silence(send))
         try:
             waited: set[asyncio.Future[None]] = {frames, silence, gone}
@@ -99,7 +98,7 @@ class EventStream(Response):
             (frames if frames.done() else silence).result()
             return True
         finally:
-            await end_tasks(frames, silence)
+            await end_tasks(frames, gone, silence)
 
     async def _send_frames(self, send: Send) -> None:
         # One task for all frames: waking one for each costs more than the frame itself.
