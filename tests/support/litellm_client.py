@@ -8,6 +8,7 @@ from typing import Any
 # Read while the package is imported, so that tests import it from here alone.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
+import httpx
 import litellm
 import litellm.exceptions as lite
 import pytest
@@ -48,10 +49,16 @@ class LiteLLM:
 
 @asynccontextmanager
 async def clean_litellm() -> AsyncIterator[None]:
-    """Its cached connections and its background task end with the test that began them."""
+    """Its connections and its background task end with the test that began them.
+
+    It is given a session, since its text completions leave one open that nothing else can reach.
+    """
     try:
-        yield
+        async with httpx.AsyncClient() as session:
+            litellm.aclient_session = session
+            yield
     finally:
+        litellm.aclient_session = None
         await GLOBAL_LOGGING_WORKER.flush()
         await GLOBAL_LOGGING_WORKER.stop()
         await close_litellm_async_clients()
