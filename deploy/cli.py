@@ -150,7 +150,10 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
     mode: Annotated[str, typer.Option(help="auto, full, prune, sparse or both.")] = "auto",
 ) -> None:
-    """Talks to a running gateway and streams the answer."""
+    """Talks to a running gateway and streams the answer.
+
+    With API keys, TANDEM_API_KEY must hold one.
+    """
     from deploy.chat import ChatSettings, run_chat
 
     settings = ChatSettings(
