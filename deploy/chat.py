@@ -47,17 +47,23 @@ def run_chat(message: str | None, *, settings: ChatSettings) -> int:
 def open_client(url: str) -> httpx.Client:
     """A client of the gateway at `url`; proxies of the environment are not used.
 
-    Takes the key from TANDEM_API_KEY, and authorities from SSL_CERT_FILE or the system.
+    The URL may be a plain `host:port`, or end in the `/v1` that OpenAI's clients want. Takes the
+    key from TANDEM_API_KEY, and authorities from SSL_CERT_FILE or the system.
     """
     timeout = httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_S)
     key = os.environ.get(API_KEY_VARIABLE)
     return httpx.Client(
-        base_url=url.rstrip("/"),
+        base_url=_base(url),
         timeout=timeout,
         trust_env=False,
         headers={"authorization": f"Bearer {key}"} if key else {},
         verify=ssl.create_default_context(),
     )
+
+
+def _base(url: str) -> str:
+    bare = url.rstrip("/").removesuffix("/v1")
+    return bare if "://" in bare else f"http://{bare}"
 
 
 class _Dialogue:

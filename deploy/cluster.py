@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
@@ -44,7 +45,9 @@ def threads_per_worker(config: UpConfig, *, role: str, cores: int) -> int:
     return config.decode_threads or max(1, cores // 2 // config.decode)
 
 
-def worker_specs(config: UpConfig, *, cores: int) -> list[RoleSpec]:
+def worker_specs(
+    config: UpConfig, *, cores: int, settings_file: Path | None = None
+) -> list[RoleSpec]:
     """Flags of all workers, prefill first."""
     rows = (
         ("prefill", config.prefill, config.prefill_port, config.prefill_admin_port),
@@ -60,7 +63,7 @@ def worker_specs(config: UpConfig, *, cores: int) -> list[RoleSpec]:
                 "--admin-port", str(admin + index if admin else 0),
                 "--model", config.model,
                 "--threads", str(threads_per_worker(config, role=role, cores=cores)),
-                *_common_flags(config),
+                *_common_flags(config, settings_file),
             ),
             environment=_secrets(config, role=role),
         )
@@ -70,7 +73,11 @@ def worker_specs(config: UpConfig, *, cores: int) -> list[RoleSpec]:
 
 
 def gateway_spec(
-    config: UpConfig, *, prefill: tuple[ReadyLine, ...], decode: tuple[ReadyLine, ...]
+    config: UpConfig,
+    *,
+    prefill: tuple[ReadyLine, ...],
+    decode: tuple[ReadyLine, ...],
+    settings_file: Path | None = None,
 ) -> RoleSpec:
     """Flags of the gateway; with Redis it finds the workers itself."""
     workers: tuple[str, ...] = ()
@@ -89,14 +96,16 @@ def gateway_spec(
             "--admin-port", str(config.gateway_admin_port),
             "--model", config.model,
             *workers,
-            *_common_flags(config),
+            *_common_flags(config, settings_file),
         ),
         environment=_secrets(config, role="gateway"),
     )  # fmt: skip
 
 
-def _common_flags(config: UpConfig) -> tuple[str, ...]:
+def _common_flags(config: UpConfig, settings_file: Path | None) -> tuple[str, ...]:
     flags: tuple[str, ...] = ("--log-format", _log_format(config))
+    if settings_file is not None:
+        flags += ("--config", str(settings_file))
     if config.cache_dir is not None:
         flags += ("--cache-dir", str(config.cache_dir))
     return flags
@@ -121,6 +130,8 @@ class Cluster:
     config: UpConfig
     on_line: LineSink
     on_phase: PhaseSink
+    settings_file: Path | None = None
+    """Settings of the roles; each looks for its own file without."""
     roles: list[RoleProcess] = field(default_factory=list)
 
     async def start(self) -> Endpoints:
@@ -134,12 +145,16 @@ class Cluster:
             f"starting {self.config.prefill} prefill and {self.config.decode} decode of "
             f"{self.config.model}"
         )
-        workers = [await self._spawn(spec) for spec in worker_specs(self.config, cores=cores)]
+        specs = worker_specs(self.config, cores=cores, settings_file=self.settings_file)
+        workers = [await self._spawn(spec) for spec in specs]
         lines = await asyncio.gather(*(self._ready(role) for role in workers))
         prefill = tuple(line for line in lines if line.role == "prefill")
         decode = tuple(line for line in lines if line.role == "decode")
         self.on_phase("starting gateway")
-        gateway = await self._spawn(gateway_spec(self.config, prefill=prefill, decode=decode))
+        spec = gateway_spec(
+            self.config, prefill=prefill, decode=decode, settings_file=self.settings_file
+        )
+        gateway = await self._spawn(spec)
         endpoints = Endpoints(gateway=await self._ready(gateway), prefill=prefill, decode=decode)
         await self._wait_serving(endpoints.url, gateway)
         self.on_phase("gateway sees the pair")

@@ -25,7 +25,7 @@ def require_matplotlib(script: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             "the report's figures need matplotlib, which is not installed: install "
-            f"tandem-llm[eval], or measure with `{script}` and report elsewhere"
+            f"Tandem's extra eval, or measure with `{script}` and report elsewhere"
         )
 
 

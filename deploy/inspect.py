@@ -200,7 +200,8 @@ def read_prompt(request: InspectRequest, *, folder: Path) -> list[int]:
     """
     if (request.prompt_file is None) == (request.token_ids is None):
         raise InvalidRequestError(
-            "give exactly one of --prompt-file and --token-ids: they are two forms of one prompt"
+            f"{'neither' if request.token_ids is None else 'each'} of --prompt-file and "
+            "--token-ids was given, two forms of one prompt; give exactly one"
         )
     path = request.prompt_file or request.token_ids
     assert path is not None, "checked above"

@@ -30,12 +30,12 @@ def run_up(argv: list[str]) -> int:
     parsed = parse_flags(UpConfig, prog="tandem up", section="up", argv=argv)
     config = load_config(UpConfig, section="up", flags=parsed.values, file=parsed.file).value
     check_ports(config)
-    check_plain()
+    check_plain(parsed.file)
     with log_sink(config.log_dir) as on_line:
-        return asyncio.run(_serve(config, on_line=on_line))
+        return asyncio.run(_serve(config, on_line=on_line, settings_file=parsed.file))
 
 
-async def _serve(config: UpConfig, *, on_line: LineSink) -> int:
+async def _serve(config: UpConfig, *, on_line: LineSink, settings_file: Path | None) -> int:
     async def until_death(cluster: Cluster, endpoints: Endpoints) -> int:
         await print_banner(endpoints, config=config)
         role = await cluster.wait_death()
@@ -47,6 +47,7 @@ async def _serve(config: UpConfig, *, on_line: LineSink) -> int:
         on_line=on_line,
         on_phase=phase_printer(),
         interrupted=ExitCode.OK,
+        settings_file=settings_file,
     )
 
 
@@ -57,13 +58,14 @@ async def run_cluster(
     on_line: LineSink,
     on_phase: PhaseSink,
     interrupted: int,
+    settings_file: Path | None = None,
 ) -> int:
     """Starts a cluster, runs `body`, takes the cluster down and returns the exit code.
 
     The first SIGINT or SIGTERM ends the body, and the code is then `interrupted`; the second
     kills every role, which is a failure: requests were cut.
     """
-    cluster = Cluster(config, on_line, on_phase)
+    cluster = Cluster(config, on_line, on_phase, settings_file)
 
     async def start_and_run() -> int:
         return await body(cluster, await cluster.start())

@@ -22,8 +22,8 @@ def check_drawing(png: Path | None, *, layer: int | None, max_tokens: int) -> No
         return
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
-            "--png needs matplotlib, which is not installed: install tandem-llm[eval], or take "
-            "--json and draw elsewhere"
+            "--png needs matplotlib, which is not installed: install Tandem's extra eval, or "
+            "take --json and draw elsewhere"
         )
     if not png.parent.is_dir():
         raise ConfigError(f"--png {png}: there is no folder {png.parent}; create it first")

@@ -133,4 +133,6 @@ def refusal_of(response: httpx.Response) -> TandemError:
             f"status {response.status_code} without the API's error body: "
             f"{response.text[:200]!r}; is the URL a Tandem gateway?"
         )
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        message += "; this command takes the key from TANDEM_API_KEY"
     return InvalidRequestError(f"{message} (status {response.status_code}, code {code})", code=code)

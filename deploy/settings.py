@@ -75,14 +75,17 @@ def check_settings(role: str, argv: list[str]) -> None:
     load_config(cls, section=role, flags=flags.values, file=flags.file)
 
 
-def check_plain() -> None:
+def check_plain(file: Path | None) -> None:
     """`tandem up` runs the roles on loopback, where its own questions to them are plain text.
 
+    Args:
+        file: the settings file that the roles will be given.
+
     Raises:
-        ConfigError: the settings of a role ask for TLS.
+        ConfigError: the settings of a role ask for TLS, or are wrong.
     """
     for role in ROLE_NAMES:
-        settings = load_role(role, file=None).value
+        settings = load_role(role, file=file).value
         named = ("tls_cert", "worker_tls_cert")
         if any(getattr(settings, name, None) is not None for name in named):
             raise ConfigError(

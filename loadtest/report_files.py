@@ -46,5 +46,5 @@ def no_results(folder: Path) -> ConfigError:
 def no_figures(error: ImportError) -> ConfigError:
     """The error of a machine without matplotlib."""
     return ConfigError(
-        f"the figures need matplotlib ({error}): it is not installed; install tandem-llm[eval]"
+        f"the figures need matplotlib ({error}): it is not installed; install Tandem's extra eval"
     )

@@ -25,7 +25,7 @@ def _text_of(value: object) -> object:
         if key is None:
             raise ValueError(
                 f"part {index} is of type {kind!r}, but this model reads text only; "
-                'send {"type": "text", "text": "..."}'
+                'send {"type": "text", "text": "..."}, or "input_text" in a response\'s input'
             )
         text = part.get(key)
         if not isinstance(text, str):

@@ -81,6 +81,8 @@ def _explain(error: ValidationError) -> InvalidRequestError:
         return InvalidRequestError(
             f"{param} is required and missing; add it to the body", code=MISSING, param=param
         )
+    if not param:
+        return InvalidRequestError(f"{text}; correct the body")
     return InvalidRequestError(f"{param}: {text}; correct it", param=param)
 
 

@@ -26,7 +26,7 @@ def run_locust(flags: Sequence[str]) -> int:
     """
     if find_spec("locust") is None:
         raise ConfigError(
-            "load runs need Locust: it is not installed; install tandem-llm[loadtest]"
+            "load runs need Locust: it is not installed; install Tandem's extra loadtest"
         )
     command = ["-m", "locust", "-f", str(_LOCUSTFILE), "--headless", "--only-summary", *flags]
     return subprocess.run(  # noqa: S603  fixed program

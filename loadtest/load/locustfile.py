@@ -58,7 +58,7 @@ def _wire(environment: Environment) -> None:
     settings = settings_of(flags)
     if settings.figures and find_spec("matplotlib") is None:
         raise ConfigError(
-            "the report needs matplotlib: it is not installed; install tandem-llm[loadtest], or "
+            "the report needs matplotlib: it is not installed; install Tandem's extra loadtest, or "
             "give --no-report"
         )
     machine = machine_facts(command=" ".join(["locust", *sys.argv[1:]]))

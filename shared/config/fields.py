@@ -4,11 +4,13 @@
 
 import ast
 import dataclasses
+import difflib
 import inspect
 import itertools
 import textwrap
 import types
 import typing
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,12 @@ def describe(cls: type) -> dict[str, FieldInfo]:
         assert field.name in docs, f"{cls.__name__}.{field.name} has no docstring"
         infos[field.name] = FieldInfo(field.name, hints[field.name], default, docs[field.name])
     return infos
+
+
+def closest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that a mistyped one most likely means; None when none is near."""
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return match[0] if match else None
 
 
 def convert(value: object, *, to: Any, name: str) -> Any:

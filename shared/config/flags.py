@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.config.fields import describe
+from shared.config.fields import closest, describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,14 @@ def build_parser(cls: type, *, prog: str, section: str) -> argparse.ArgumentPars
 
 
 def parse_flags(cls: type, *, prog: str, section: str, argv: list[str]) -> ParsedFlags:
-    """Parses `argv`; argparse itself exits with status 2 and a usage line on a mistake."""
-    given = vars(build_parser(cls, prog=prog, section=section).parse_args(argv))
+    """Parses `argv`; a mistake ends the process with status 2, a usage line and a near name."""
+    parser = build_parser(cls, prog=prog, section=section)
+    parsed, unknown = parser.parse_known_args(argv)
+    if unknown:
+        name = unknown[0].partition("=")[0].removeprefix("--").replace("-", "_")
+        near = closest(name, describe(cls))
+        hint = "" if near is None else f"; did you mean --{near.replace('_', '-')}?"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    given = vars(parsed)
     file = given.pop("config", None)
     return ParsedFlags(given, Path(file).expanduser() if file is not None else None)

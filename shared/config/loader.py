@@ -1,14 +1,13 @@
 """Fills a settings dataclass: flags over environment over file over defaults, with origins."""
 
-import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from shared.config.fields import FieldInfo, convert, describe
+from shared.config.fields import FieldInfo, closest, convert, describe
 from shared.config.secrets import mask_secret
 from shared.errors import ConfigError
 
@@ -148,7 +147,6 @@ def _require_known(name: str, infos: Mapping[str, FieldInfo], what: str) -> None
         raise ConfigError(f"unknown {what} {name!r}{_near(name, infos)}")
 
 
-def _near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    names = list(known)
-    match = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
-    return f"; did you mean {match[0]}?" if match else f"; known: {', '.join(sorted(names))}"
+def _near(name: str, known: Collection[str], *, cutoff: float = 0.6) -> str:
+    near = closest(name, known, cutoff=cutoff)
+    return f"; did you mean {near}?" if near else f"; known: {', '.join(sorted(known))}"

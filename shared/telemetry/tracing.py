@@ -60,8 +60,8 @@ def open_histograms(
 
 
 _NOT_INSTALLED = (
-    "otlp_endpoint is set, but OpenTelemetry is not installed; install the extra "
-    "`tandem-llm[otel]`, or leave otlp_endpoint empty"
+    "otlp_endpoint is set, but OpenTelemetry is not installed; install "
+    "Tandem's extra otel, or leave otlp_endpoint empty"
 )
 
 

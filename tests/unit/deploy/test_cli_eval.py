@@ -44,7 +44,7 @@ def test_a_missing_matplotlib_is_said_before_anything_runs(tiny_model_dir, tmp_p
         cli.app, [*SMALL, "--model", str(tiny_model_dir), "--out", str(tmp_path)]
     )
     assert isinstance(result.exception, ConfigError)
-    assert "tandem-llm[eval]" in str(result.exception)
+    assert "Tandem's extra eval" in str(result.exception)
     assert not (tmp_path / FILE_NAME).exists()
 
 

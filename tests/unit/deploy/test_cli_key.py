@@ -75,3 +75,12 @@ def test_chat_sends_the_key_of_the_environment(monkeypatch) -> None:
     monkeypatch.setenv("TANDEM_API_KEY", "tandem_a_b")
     with open_client("http://gateway") as client:
         assert client.headers["authorization"] == "Bearer tandem_a_b"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8000", "http://127.0.0.1:8000", "http://127.0.0.1:8000/v1/", "127.0.0.1:8000/v1"],
+)
+def test_an_address_is_taken_as_the_banner_prints_it(url: str) -> None:
+    with open_client(url) as client:
+        assert str(client.base_url) == "http://127.0.0.1:8000"

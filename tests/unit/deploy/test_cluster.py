@@ -1,9 +1,11 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from deploy.cluster import gateway_spec, threads_per_worker, worker_specs
 from deploy.config import FREE_PORTS, UpConfig
+from deploy.local import run_up
 from deploy.ready import ReadyLine
 from deploy.role_process import error_of_exit
 from shared.config.exit_codes import exit_code_for
@@ -53,6 +55,27 @@ def test_gateway_is_told_the_workers_unless_redis_knows_them():
     spec = gateway_spec(UpConfig(redis_url="redis://r"), prefill=prefill, decode=decode)
     assert "--prefill-workers" not in spec.arguments
     assert spec.environment == {"TANDEM_GATEWAY__REDIS_URL": "redis://r"}
+
+
+def test_every_role_reads_the_settings_file_that_was_named():
+    named = Path("site.toml")
+    specs = [
+        *worker_specs(UpConfig(), cores=2, settings_file=named),
+        gateway_spec(UpConfig(), prefill=(), decode=(), settings_file=named),
+    ]
+    assert [flag(spec, "--config") for spec in specs] == ["site.toml"] * 3
+    assert "--config" not in gateway_spec(UpConfig(), prefill=(), decode=()).arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("[decode]\nmax_bach = 8", "max_batch"), ('[gateway]\ntls_cert = "c.pem"', "loopback")],
+)
+def test_a_settings_file_is_checked_for_every_role_before_any_starts(tmp_path, text, told):
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        run_up(["--config", str(path)])
 
 
 def test_a_password_is_on_no_command_line_and_in_no_repr():

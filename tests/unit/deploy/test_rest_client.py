@@ -79,3 +79,10 @@ def test_models_are_listed():
 def test_a_frame_that_is_no_json_is_named():
     with pytest.raises(TransportError, match="no JSON"):
         ask(client_of("hello"))
+
+
+def test_a_refused_key_names_where_the_commands_take_theirs_from():
+    body = json.dumps({"error": {"message": "no key", "code": "invalid_api_key"}})
+    with pytest.raises(InvalidRequestError, match="TANDEM_API_KEY") as caught:
+        served_models(client_of(status=401, body=body))
+    assert caught.value.error_code == "invalid_api_key"

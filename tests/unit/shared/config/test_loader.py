@@ -161,3 +161,18 @@ def test_what_is_not_default_is_shown_with_its_origin_and_without_passwords(tmp_
         "max_batch": "8 (flag --max-batch)",
         "redis_url": f"redis://u:***@h/0 (file {path})",
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("--prt", "; did you mean --port?"),
+        ("--colur=red", "; did you mean --colour?"),
+        ("--xyz", ""),
+    ],
+)
+def test_an_unknown_flag_is_a_usage_error_with_the_nearest_one(given, hint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_flags(Sample, prog="tandem prefill", section="prefill", argv=[given])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"unrecognized arguments: {given}{hint}\n")
