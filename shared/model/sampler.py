@@ -20,6 +20,8 @@ LOWEST_LOGPROB = -9999.0
 
 _HEAD = 1024
 """Candidates sorted first for a nucleus; a flat distribution that needs more is sorted whole."""
+_FARTHEST = 1e300
+"""Scores stay within this, far beyond any logit."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -140,7 +142,10 @@ def _adjusted(logits_V: Tensor, row: DrawRow) -> Floats:
     if p.repetition_penalty != 1.0:
         seen = np.unique(np.array([*row.prompt_ids, *row.generated_ids], dtype=np.int64))
         old = scores_V[seen]
-        scores_V[seen] = np.where(old > 0.0, old / p.repetition_penalty, old * p.repetition_penalty)
+        with np.errstate(over="ignore"):
+            new = np.where(old > 0.0, old / p.repetition_penalty, old * p.repetition_penalty)
+        # Any positive number is a legal penalty; the smallest ones push a score out of range.
+        scores_V[seen] = np.where(np.isfinite(old), new.clip(-_FARTHEST, _FARTHEST), old)
     if (p.presence_penalty or p.frequency_penalty) and row.generated_ids:
         ids, counts = np.unique(np.array(row.generated_ids, dtype=np.int64), return_counts=True)
         scores_V[ids] -= p.presence_penalty + p.frequency_penalty * counts
@@ -156,7 +161,8 @@ def _adjusted(logits_V: Tensor, row: DrawRow) -> Floats:
 def _draw(scores_V: Floats, row: DrawRow) -> int:
     """Inverse of the cumulative distribution of the surviving tokens, in id order."""
     p = row.params
-    weights_V = np.exp((scores_V - scores_V.max()) / p.temperature)
+    with np.errstate(over="ignore"):  # a tiny temperature: all but the best get nothing
+        weights_V = np.exp((scores_V - scores_V.max()) / p.temperature)
     if p.min_p > 0.0:
         weights_V[weights_V < p.min_p] = 0.0
     if p.top_k > 0 or p.top_p < 1.0:

@@ -198,3 +198,19 @@ def test_draws_are_pinned_across_versions() -> None:
         0.8720734548204873,
         0.0828426870273763,
     ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-9, 2.0])
+@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1e-9, 1e300, 1.7e308])
+def test_every_legal_penalty_and_temperature_gives_a_token(
+    penalty: float, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, repetition_penalty=penalty, top_p=0.9)
+    logits_V = logits()
+    for seen in ([0, 1], list(range(64))):
+        for draw in range(8):
+            found = sample(logits_V, params=params, prompt_ids=seen, draw=draw).token_id
+            assert 0 <= found < 64
+    raised = int(logits_V[:2].argmax())
+    if penalty < 1e-3 and logits_V[raised] > 0:
+        assert sample(logits_V, params=params, prompt_ids=[raised]).token_id == raised
