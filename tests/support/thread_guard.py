@@ -14,6 +14,7 @@ END_S = 10.0
 LIBRARY_THREADS = (
     "_poll_wrapper",  # grpc.aio's poller, one a process and never ended
     "tqdm_monitor",  # tqdm's, likewise
+    "Dummy-",  # Python's stand-in for a thread of native code, grpc's for one, that called in once
 )
 """Parts of names of threads that libraries begin once and keep for the process."""
 

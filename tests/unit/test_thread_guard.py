@@ -1,5 +1,6 @@
 """The guard against threads that outlive their tests sees them, and only them."""
 
+import _thread
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,3 +49,17 @@ def test_a_librarys_own_thread_may_go_on(ending: threading.Event) -> None:
     guard.__enter__()
     with waiting(f"Thread-1 ({LIBRARY_THREADS[0]})", ending):
         guard.__exit__(None, None, None)
+
+
+def test_a_thread_that_python_did_not_begin_may_go_on(ending: threading.Event) -> None:
+    called_in = threading.Event()
+
+    def native() -> None:
+        threading.current_thread()  # makes the stand-in
+        called_in.set()
+        ending.wait()
+
+    with no_thread_left(wait_s=0.01):
+        _thread.start_new_thread(native, ())
+        assert called_in.wait(30)
+    ending.set()
