@@ -113,7 +113,9 @@ def _messages(
         if isinstance(item, FunctionCallItem):
             called.add(item.call_id)
             assistant = assistant or Message(role="assistant")
-            assistant.tool_calls = [*(assistant.tool_calls or ()), _call_of(item)]
+            if assistant.tool_calls is None:
+                assistant.tool_calls = []
+            assistant.tool_calls.append(_call_of(item))
             continue
         if assistant is not None:
             yield assistant
