@@ -13,8 +13,11 @@ import pytest_asyncio
 
 from tests.support.gateway_rig import Rig, running_rig
 from tests.support.tiny_tokenizer import write_tokenizer_folder
+from tests.support.tool_templates import TEMPLATES
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
     from decode_service.app import DecodeServer
     from shared.model.transformer import Transformer
     from tests.support.decode_server import ServerPair
@@ -28,11 +31,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
 
 
+@pytest.fixture(scope="session")
+def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a chat template that knows tools, for modules whose `folder` it is."""
+    return write_tokenizer_folder(
+        tmp_path_factory.mktemp("tools") / "tokenizer", chat_template=TEMPLATES["hermes"]
+    )
+
+
 @pytest.fixture
 async def rig(folder: Path) -> AsyncIterator[Rig]:
     """One gateway, one worker of each role."""
     async with running_rig(folder) as started:
         yield started
+
+
+@pytest.fixture
+async def client(rig: Rig) -> AsyncIterator["AsyncOpenAI"]:
+    """The official client of `rig`; what is refused is not asked again."""
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """The REST API in front of simulated workers: answers, streams, parameters."""
 
-from collections.abc import AsyncIterator
-
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
@@ -13,14 +11,6 @@ from tests.support.gateway_rig import (
     joined_text,
     until,
 )
-
-
-@pytest.fixture
-async def client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{rig.url}/v1", api_key="none", max_retries=0
-    ) as opened:
-        yield opened
 
 
 async def test_chat_answer(rig: Rig) -> None:

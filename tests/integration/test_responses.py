@@ -1,6 +1,5 @@
 """POST /v1/responses in front of simulated workers: answers, events, and what is repeated."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,11 @@ from tests.support.gateway_rig import DEFAULT_ANSWER, Rig, running_rig, until
 from tests.support.response_cases import CLOCK, WEATHER, as_chat, both, prompts_of
 from tests.support.response_events import named_events, whole_response
 from tests.support.tiny_tokenizer import write_tokenizer_folder
-from tests.support.tool_templates import TEMPLATES
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer whose chat template knows tools."""
-    folder = tmp_path_factory.mktemp("responses") / "tokenizer"
-    return write_tokenizer_folder(folder, chat_template=TEMPLATES["hermes"])
-
-
-@pytest.fixture
-async def client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{rig.url}/v1", api_key="none", max_retries=0
-    ) as opened:
-        yield opened
+def folder(tools_folder: Path) -> Path:
+    return tools_folder
 
 
 async def test_a_whole_response(rig: Rig, client: openai.AsyncOpenAI) -> None:

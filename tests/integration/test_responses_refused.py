@@ -1,7 +1,6 @@
 """POST /v1/responses: what is refused and why, what goes wrong, and who leaves."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from tests.support.response_cases import nested
 from tests.support.response_events import named_events
 from tests.support.simulated_workers import Action, Die, FailEvent
 from tests.support.tiny_tokenizer import write_tokenizer_folder
-from tests.support.tool_templates import TEMPLATES
 
 LOST = FailEvent(HandoffError("page lost"))
 CLOCK: dict[str, Any] = {"type": "function", "name": "clock"}
@@ -22,18 +20,8 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer whose chat template knows tools."""
-    folder = tmp_path_factory.mktemp("refused") / "tokenizer"
-    return write_tokenizer_folder(folder, chat_template=TEMPLATES["hermes"])
-
-
-@pytest.fixture
-async def client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{rig.url}/v1", api_key="none", max_retries=0
-    ) as opened:
-        yield opened
+def folder(tools_folder: Path) -> Path:
+    return tools_folder
 
 
 def call(**fields: Any) -> dict[str, Any]:

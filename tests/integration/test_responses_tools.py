@@ -1,7 +1,6 @@
 """Functions in responses: calls as items, strictness, choices, limits."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,11 @@ from tests.support.response_cases import (
     prompts_of,
 )
 from tests.support.response_events import whole_response
-from tests.support.tiny_tokenizer import write_tokenizer_folder
-from tests.support.tool_templates import TEMPLATES
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer whose chat template knows tools."""
-    folder = tmp_path_factory.mktemp("calls") / "tokenizer"
-    return write_tokenizer_folder(folder, chat_template=TEMPLATES["hermes"])
-
-
-@pytest.fixture
-async def client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{rig.url}/v1", api_key="none", max_retries=0
-    ) as opened:
-        yield opened
+def folder(tools_folder: Path) -> Path:
+    return tools_folder
 
 
 async def test_text_and_calls_are_items_in_their_order(
