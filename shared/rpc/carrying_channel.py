@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from shared.rpc.interceptors import REQUEST_ID_KEY, current_request_id
+from shared.rpc.trace_interceptors import call_attributes
 from shared.telemetry.spans import Span, SpanKind, current_span
 from shared.telemetry.trace_context import TRACEPARENT, TRACESTATE, TraceContext
 
@@ -79,6 +80,7 @@ class CarryingChannel(grpc.aio.Channel):
 
 def _carrying(method: str, make: MakeCall) -> MakeCall:
     name = method.removeprefix("/")
+    attributes = call_attributes(name)
 
     def call(request: object, **options: Any) -> Any:  # noqa: ANN401  grpc has a type for each kind
         request_id = current_request_id()
@@ -86,7 +88,7 @@ def _carrying(method: str, make: MakeCall) -> MakeCall:
         parent = current_span()
         if parent is None:
             return make(request, **_with_metadata(options, carried))
-        span = parent.child(name, kind=SpanKind.CLIENT, attributes=_attributes(name))
+        span = parent.child(name, kind=SpanKind.CLIENT, attributes=attributes)
         options = _with_metadata(options, {**carried, **_headers(span.context)})
         if span is parent:  # nothing is recorded
             return make(request, **options)
@@ -132,11 +134,6 @@ def _with_metadata(options: dict[str, Any], values: Mapping[str, str]) -> dict[s
     known = {key for key, _ in given}
     added = tuple((key, value) for key, value in values.items() if key not in known)
     return {**options, "metadata": (*given, *added)}
-
-
-def _attributes(name: str) -> dict[str, str]:
-    service, _, method = name.rpartition("/")
-    return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
 
 
 def _headers(context: TraceContext) -> dict[str, str]:

@@ -7,12 +7,7 @@ from collections.abc import Iterable
 import grpc
 import grpc.aio
 
-from shared.rpc.interceptors import (
-    AroundCalls,
-    Behaviour,
-    Context,
-    metadata_text,
-)
+from shared.rpc.interceptors import AroundCalls, Behaviour, Context, metadata_text
 from shared.telemetry.spans import SpanSource, span_scope
 from shared.telemetry.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse_context
 
@@ -34,10 +29,11 @@ class TraceInterceptor(AroundCalls):
         if details.method.startswith(_UNTRACED):
             return inner
         name = details.method.removeprefix("/")
+        attributes = call_attributes(name)
 
         async def traced(request: object, context: Context) -> object:
             span = self._spans.root(
-                name, parent=_parent_in(details.invocation_metadata), attributes=_call(name)
+                name, parent=_parent_in(details.invocation_metadata), attributes=attributes
             )
             with span_scope(span):
                 return await inner(request, context)
@@ -45,7 +41,12 @@ class TraceInterceptor(AroundCalls):
         return traced
 
 
-def _call(name: str) -> dict[str, str]:
+def call_attributes(name: str) -> dict[str, str]:
+    """What the spans at both ends of a call say of it.
+
+    Args:
+        name: full name of the service, a slash and the method.
+    """
     service, _, method = name.rpartition("/")
     return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
 
