@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
 
 from loadtest.gateway_cost.client import Connection, Exchange, chat_request, connect
 from loadtest.gateway_cost.settings import CostSettings
+from loadtest.moments import gamma_moments
 from loadtest.spread import percentile, spread
 from shared.errors import UnavailableError
 
@@ -45,14 +46,6 @@ class FirstTokens:
     def added_ms(self) -> list[float]:
         """What is not the worker's: network, gateway, client, and waiting for a core."""
         return [all_of - of_it for all_of, of_it in zip(self.ttft_ms, self.worker_ms, strict=True)]
-
-
-def poisson_moments(rate: float, seconds: float, *, rng: Random) -> Iterator[float]:
-    """Moments in `[0, seconds)` with exponential gaps."""
-    at = rng.expovariate(rate)
-    while at < seconds:
-        yield at
-        at += rng.expovariate(rate)
 
 
 def summary(runs: Sequence[FirstTokens]) -> dict[str, object]:
@@ -101,7 +94,7 @@ class ArrivingLoad:
                 cleanup.callback(connection.close)
             samples: list[asyncio.Task[Sample]] = []
             began = time.perf_counter()
-            moments = poisson_moments(settings.arrivals_per_s, settings.seconds, rng=rng)
+            moments = gamma_moments(settings.arrivals_per_s, settings.seconds, rng=rng)
             for number, moment in enumerate(moments):
                 await asyncio.sleep(began + moment - time.perf_counter())
                 connection = idle.pop(0) if idle else await self._another(address, cleanup)

@@ -1,6 +1,6 @@
 """When requests come in an open loop: whatever the server does, the next one is not held back.
 
-Gaps are Gamma distributed: a coefficient of variation of 1 is a Poisson process, 2 to 4 are bursts.
+A coefficient of variation of 1 is a Poisson process, 2 to 4 are bursts.
 """
 
 import math
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from loadtest.moments import gamma_moments
 from shared.errors import ConfigError
 
 
@@ -40,16 +41,12 @@ def arrivals(stages: Sequence[Stage], *, variation: float, seed: int) -> list[Ar
         seed: of the run.
     """
     random = Random(f"{seed}:arrivals")
-    shape = variation**-2
     found: list[Arrival] = []
     begin = 0.0
     for number, stage in enumerate(stages):
-        end = begin + stage.seconds
-        moment = begin + random.gammavariate(shape, 1 / (stage.rate * shape))
-        while moment < end:
-            found.append(Arrival(moment, number))
-            moment += random.gammavariate(shape, 1 / (stage.rate * shape))
-        begin = end
+        moments = gamma_moments(stage.rate, stage.seconds, variation=variation, rng=random)
+        found += [Arrival(begin + moment, number) for moment in moments]
+        begin += stage.seconds
     return found
 
 

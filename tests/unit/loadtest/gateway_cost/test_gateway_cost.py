@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.gateway_cost import arrivals, throughput
-from loadtest.gateway_cost.arrivals import FirstTokens, poisson_moments
+from loadtest.gateway_cost.arrivals import FirstTokens
 from loadtest.gateway_cost.client import Connection, Exchange, chat_request, read_answer
 from loadtest.gateway_cost.limits import limits
 from loadtest.gateway_cost.script import Script
 from loadtest.gateway_cost.settings import CostSettings
 from loadtest.gateway_cost.throughput import Flow
+from loadtest.moments import gamma_moments
 from loadtest.spread import percentile
 from shared.errors import ConfigError, InternalError, UnavailableError
 from shared.tokenizer.tokenizer import Tokenizer
@@ -162,8 +163,8 @@ def test_so_many_values_do_not_exceed_a_percentile(values: list[float], percent:
 
 
 def test_arrivals_are_a_poisson_process_of_their_seed() -> None:
-    moments = list(poisson_moments(20.0, 500.0, rng=Random(1)))
-    assert moments == list(poisson_moments(20.0, 500.0, rng=Random(1)))
+    moments = list(gamma_moments(20.0, 500.0, rng=Random(1)))
+    assert moments == list(gamma_moments(20.0, 500.0, rng=Random(1)))
     assert moments == sorted(moments)
     assert moments[-1] < 500.0
     assert len(moments) == pytest.approx(10_000, rel=0.05)
