@@ -13,6 +13,8 @@ from tests.support.tiny_tokenizer import write_tokenizer_folder
 from tests.support.tool_templates import TEMPLATES, with_template
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
     from tests.support.full_stack import Stack
 
 
@@ -67,3 +69,12 @@ async def stack(
     )
     async with running_stack(folder, profile) as started:
         yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(stack: "Stack") -> AsyncIterator["AsyncOpenAI"]:
+    """The official client of `stack`; what is refused is not asked again."""
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=stack.url, api_key="none", max_retries=0) as opened:
+        yield opened

@@ -1,12 +1,10 @@
 """openai-python in front of the real pair."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
 
 from tests.support.contract_cases import MESSAGES, TOOL, FindAnimal, Place
 from tests.support.full_stack import Stack
@@ -15,12 +13,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 GREEDY: Any = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 12}
 PLAIN: Any = {"model": "tiny", "prompt": "The fox is", "temperature": 0, "max_tokens": 12}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=stack.url, api_key="none", max_retries=0) as opened:
-        yield opened
 
 
 async def test_chat_whole_streamed_and_by_the_helper(client: openai.AsyncOpenAI) -> None:

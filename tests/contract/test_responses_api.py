@@ -23,12 +23,6 @@ TOOL: Any = openai.pydantic_function_tool(FindAnimal)["function"] | {"type": "fu
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=stack.url, api_key="none", max_retries=0) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def langchain(stack: Stack) -> AsyncIterator[LangChain]:
     async with open_langchain(stack.url, model="tiny") as opened:
         yield opened
