@@ -14,9 +14,11 @@ from tests.support.thread_guard import LIBRARY_THREADS, no_thread_left
 def waiting(name: str, ending: threading.Event) -> Iterator[None]:
     thread = threading.Thread(target=ending.wait, name=name, daemon=True)
     thread.start()
-    yield
-    ending.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
 
 @pytest.fixture
@@ -59,7 +61,9 @@ def test_a_thread_that_python_did_not_begin_may_go_on(ending: threading.Event) -
         called_in.set()
         ending.wait()
 
-    with no_thread_left(wait_s=0.01):
-        _thread.start_new_thread(native, ())
-        assert called_in.wait(30)
-    ending.set()
+    try:
+        with no_thread_left(wait_s=0.01):
+            _thread.start_new_thread(native, ())
+            assert called_in.wait(30)
+    finally:
+        ending.set()
