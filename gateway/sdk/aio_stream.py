@@ -10,7 +10,6 @@ import grpc.aio
 from gateway.sdk.call import PreparedCall
 from gateway.sdk.reading import CallReader
 from gateway.sdk.results import Event, Generation
-from shared.errors import CancelledError
 from shared.rpc.status import error_from_rpc
 
 AioRpc = grpc.aio.UnaryStreamCall[Any, Any]
@@ -30,7 +29,6 @@ class AsyncGenerationStream(AsyncIterator[Event]):
         self._call = call
         self._send = send
         self._reader = CallReader()
-        self._told = False
         self._closed = asyncio.Event()
         self._open()
 
@@ -69,7 +67,6 @@ class AsyncGenerationStream(AsyncIterator[Event]):
                 continue
             event = self._reader.take(message)
             if event is not None:
-                self._told = True
                 return event
         raise StopAsyncIteration
 
@@ -87,9 +84,7 @@ class AsyncGenerationStream(AsyncIterator[Event]):
         """
         async for _ in self:
             pass
-        if self._closed.is_set():
-            raise CancelledError("the stream was closed before its end; there is no whole result")
-        return self._reader.generation()
+        return self._reader.generation(closed=self._closed.is_set())
 
     async def aclose(self) -> None:
         """Ends the call at both ends; twice is fine, and so is a call that is over."""
@@ -104,7 +99,7 @@ class AsyncGenerationStream(AsyncIterator[Event]):
         if self._closed.is_set():
             return
         failure = error_from_rpc(error)
-        pause = None if self._told else self._call.attempts.pause_s(failure)
+        pause = None if self._reader.started else self._call.attempts.pause_s(failure)
         if pause is None:
             raise failure from error
         try:

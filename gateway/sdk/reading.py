@@ -15,7 +15,7 @@ from gateway.sdk.results import (
     Usage,
 )
 from protos.tandem.v1 import inference_pb2
-from shared.errors import InternalError
+from shared.errors import CancelledError, InternalError
 from shared.types.sampling import SampledToken
 from shared.wire.pages import pages_from_pb
 from shared.wire.sampling import finish_from_pb, token_from_pb
@@ -60,13 +60,26 @@ class CallReader:
             case _:  # an event of a newer gateway
                 return None
 
-    def generation(self) -> Generation:
+    @property
+    def started(self) -> bool:
+        """Whether any part of an answer was handed over."""
+        return bool(self._answers)
+
+    def generation(self, *, closed: bool = False) -> Generation:
         """All of it, once the call has ended well.
 
+        Args:
+            closed: the caller ended the call, perhaps before its answers had ended.
+
         Raises:
+            CancelledError: an answer has no end, since the call was closed before.
             InternalError: an answer has no end.
         """
         if self._report is None or any(a.end is None for a in self._answers.values()):
+            if closed:
+                raise CancelledError(
+                    "the stream was closed before its end; there is no whole result"
+                )
             raise InternalError(
                 "the gateway ended the call before its answers had ended; see its log under the "
                 f"request id {self.request_id}"

@@ -11,7 +11,6 @@ from gateway.sdk.call import PreparedCall
 from gateway.sdk.reading import CallReader
 from gateway.sdk.results import Event, Generation
 from protos.tandem.v1 import inference_pb2
-from shared.errors import CancelledError
 from shared.rpc.status import error_from_rpc
 
 
@@ -38,7 +37,6 @@ class GenerationStream(Iterator[Event]):
         self._call = call
         self._send = send
         self._reader = CallReader()
-        self._told = False
         self._closed = threading.Event()
         self._rpc = send(call)
 
@@ -71,7 +69,6 @@ class GenerationStream(Iterator[Event]):
                 continue
             event = self._reader.take(message)
             if event is not None:
-                self._told = True
                 return event
         raise StopIteration
 
@@ -89,9 +86,7 @@ class GenerationStream(Iterator[Event]):
         """
         for _ in self:
             pass
-        if self._closed.is_set():
-            raise CancelledError("the stream was closed before its end; there is no whole result")
-        return self._reader.generation()
+        return self._reader.generation(closed=self._closed.is_set())
 
     def close(self) -> None:
         """Ends the call at both ends; twice is fine, and so is a call that is over."""
@@ -102,7 +97,7 @@ class GenerationStream(Iterator[Event]):
         if self._closed.is_set():
             return
         failure = error_from_rpc(error)
-        pause = None if self._told else self._call.attempts.pause_s(failure)
+        pause = None if self._reader.started else self._call.attempts.pause_s(failure)
         if pause is None:
             raise failure from error
         if not self._closed.wait(pause):

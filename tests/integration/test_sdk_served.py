@@ -101,11 +101,13 @@ async def test_a_stream_by_a_task_and_by_a_thread(rig: Rig, client: AsyncTandemC
         check_events(rig, [event async for event in stream])
         assert stream.prompt_tokens > 0
         assert (await stream.result()).text == DEFAULT_ANSWER
+    assert (await stream.result()).text == DEFAULT_ANSWER  # closed, but after its end
 
     def read(opened: TandemClient) -> list[Event]:
         with opened.stream(HI, temperature=0.0, logprobs=2) as running:
             found = list(running)
             assert running.result().text == DEFAULT_ANSWER
+        assert running.result().text == DEFAULT_ANSWER
         return found
 
     check_events(rig, await in_thread(rig, read))
