@@ -1,5 +1,6 @@
 """What the endpoints of conversations take, whatever they call the turns."""
 
+from abc import abstractmethod
 from typing import Any
 
 from gateway.schema.generation import GenerationBody
@@ -18,9 +19,9 @@ class ConversationBody(GenerationBody):
 
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @abstractmethod
     def effort(self) -> str | None:
         """How much the model shall think."""
-        raise NotImplementedError
 
     def template_variables(self) -> dict[str, Any]:
         """Variables for the chat template."""

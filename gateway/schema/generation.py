@@ -1,5 +1,6 @@
 """Fields that the generating endpoints share."""
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -184,13 +185,13 @@ class GenerationBody(Body):
         """Answers to each prompt."""
         return 1
 
+    @abstractmethod
     def top_logprob_count(self) -> int | None:
         """Alternatives asked for at each token; None without log-probabilities."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer_limit(self) -> int | None:
         """The answer's token limit as the client set it."""
-        raise NotImplementedError
 
     def unsupported(self) -> dict[str, tuple[Any, str]]:
         """Known parameters set to something this server cannot do: name to (value, hint)."""
