@@ -19,7 +19,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("load", about).add_argument
     add("--out", type=Path, default=Path("load-results"), help="folder that takes the results")
     add("--api", choices=list(Api), default=Api.COMPLETIONS, type=Api, help="how requests are put")
-    add("--grpc", default="", metavar="HOST:PORT", help="gRPC server, with --api grpc")
+    add("--grpc", default="", metavar="HOST:PORT", help="gRPC server, for --api grpc only")
     add("--model", default="", help="served model; the server's own")
     add("--workload", choices=list(WORKLOADS), default="chat", help="which mix of requests")
     add("--sizes", dest="size_profile", choices=list(Profile), default=Profile.CPU, type=Profile,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,7 @@ class LoadSettings:
         if not 0 < self.attainment <= 1:
             raise ConfigError(f"attainment is {self.attainment}: it is a share; give 0 to 1")
         self._check_trace()
+        self._check_unused()
         _ = self.all_stages, self.classes
 
     def _check_trace(self) -> None:
@@ -105,6 +106,24 @@ class LoadSettings:
         if self.trace is not None and (self.stages or self.closed_users):
             raise ConfigError("a trace has its own moments; leave the ramp and the closed loop out")
 
+    def _check_unused(self) -> None:
+        """What another setting keeps from having an effect must be left as it is."""
+        closed, recorded, ramp = self.closed_users > 0, self.trace is not None, self.stages != ""
+        unused = {
+            "grpc": self.api is not Api.GRPC,
+            "rate": closed or recorded or ramp,
+            "seconds": ramp,
+            "variation": closed or recorded,
+            "max_lag": closed,
+            "drain_s": closed,
+        }
+        for field in fields(self):
+            if unused.get(field.name) and (value := getattr(self, field.name)) != field.default:
+                raise ConfigError(
+                    f"{field.name} is {value}, which would change nothing: the API, the ramp, the "
+                    "trace or the closed loop has no use for it; leave it out"
+                )
+
     @property
     def all_stages(self) -> tuple[Stage, ...]:
         """The schedule of an open loop."""
@@ -115,12 +134,13 @@ class LoadSettings:
         """Classes of the workload with the bounds that hold."""
         known = classes_of(self.profile)
         wanted = {name: known[name] for name in WORKLOADS[self.workload].shares}
+        judged = [name for name, kind in wanted.items() if kind.pause_s == 0]
         for text in self.slo:
             name, bounds = parse_slo(text)
-            if name not in wanted:
+            if name not in judged:
                 raise ConfigError(
-                    f"bounds for {name!r} would judge nothing: the workload has "
-                    f"{', '.join(wanted)}; name one of these"
+                    f"bounds for {name!r} would judge nothing: the workload's classes with bounds "
+                    f"are {', '.join(judged)}; name one of these"
                 )
             wanted[name] = replace(wanted[name], slo=bounds)
         return wanted

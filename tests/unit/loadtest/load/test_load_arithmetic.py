@@ -166,6 +166,25 @@ def test_settings_that_do_not_fit_are_refused(wrong: dict[str, Any]) -> None:
         LoadSettings(host="http://h", out=Path("o"), **wrong)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"grpc": "h:1"},
+        {"rate": 2.0, "stages": "1:1"},
+        {"seconds": 2.0, "stages": "1:1"},
+        {"rate": 2.0, "closed_users": 1},
+        {"variation": 2.0, "closed_users": 1},
+        {"max_lag": 1.0, "closed_users": 1},
+        {"drain_s": 1.0, "closed_users": 1},
+        {"variation": 2.0, "workload": "trace", "trace": Path("t")},
+        {"workload": "slow_reader", "slo": ("slow_reader:ttft=1,tpot=1",)},
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"would (change|judge) nothing"):
+        LoadSettings(host="http://h", out=Path("o"), **wrong)
+
+
 def run(goodput: float, ttft: float, *, rate: float = 1.0) -> dict[str, Any]:
     settings = LoadSettings(host="http://h", out=Path("o"), rate=rate).to_json()
     times = {"p50_s": ttft, "p95_s": 2 * ttft}
