@@ -7,7 +7,9 @@ from typing import Any, Literal, TypedDict, TypeVar
 from gateway.sdk.prompt import Prompt, Tool, set_prompt, tool_to_pb
 from protos.tandem.v1 import common_pb2, inference_pb2
 from shared.errors import InvalidRequestError
+from shared.types.options import Mode
 from shared.types.sampling import SamplingParams
+from shared.wire.options import mode_to_pb
 from shared.wire.sampling import sampling_to_pb
 
 _Value = TypeVar("_Value")
@@ -111,13 +113,7 @@ class GenerateParams(TypedDict, total=False):
     """What vendors add to it."""
 
 
-_MODES = {
-    "auto": common_pb2.MODE_AUTO,
-    "full": common_pb2.MODE_FULL,
-    "prune": common_pb2.MODE_PRUNE,
-    "sparse": common_pb2.MODE_SPARSE,
-    "both": common_pb2.MODE_BOTH,
-}
+_MODES = {mode.value: mode_to_pb(mode) for mode in Mode}
 _PARTS = {
     "system": inference_pb2.PROMPT_PART_SYSTEM,
     "last_user": inference_pb2.PROMPT_PART_LAST_USER,

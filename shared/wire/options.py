@@ -28,10 +28,15 @@ _CHOICES: dict[str, type[PagePolicyName] | type[PageLayout] | type[PageHeads]] =
 """Fields that travel as text and must be one of an enum's values."""
 
 
+def mode_to_pb(mode: Mode) -> common_pb2.Mode.ValueType:
+    """Converts a mode."""
+    return _MODES[mode]
+
+
 def options_to_pb(options: RequestOptions) -> common_pb2.RequestOptions:
     """Converts overrides; None stays unset."""
     return common_pb2.RequestOptions(
-        mode=_MODES[options.mode],
+        mode=mode_to_pb(options.mode),
         keep_rate=options.keep_rate,
         min_keep=options.min_keep,
         page_budget=options.page_budget,
