@@ -10,11 +10,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway.sdk.aio_stream import AioRpc, AsyncGenerationStream
 from gateway.sdk.call import PreparedCall, key_metadata, prepared
 from gateway.sdk.channel import open_aio_channel
-from gateway.sdk.client import READY_TIMEOUT_S
 from gateway.sdk.params import GenerateParams
 from gateway.sdk.prompt import Prompt
 from gateway.sdk.results import Generation
-from gateway.sdk.settings import ClientSettings, Retry, Tls
+from gateway.sdk.settings import READY_TIMEOUT_S, ClientSettings, Retry, Tls
 from protos.tandem.v1 import inference_pb2_grpc
 from shared.rpc.status import error_from_rpc
 

@@ -12,13 +12,10 @@ from gateway.sdk.channel import open_channel
 from gateway.sdk.params import GenerateParams
 from gateway.sdk.prompt import Prompt
 from gateway.sdk.results import Generation
-from gateway.sdk.settings import ClientSettings, Retry, Tls
+from gateway.sdk.settings import READY_TIMEOUT_S, ClientSettings, Retry, Tls
 from gateway.sdk.stream import GenerationStream, Rpc
 from protos.tandem.v1 import inference_pb2_grpc
 from shared.rpc.status import error_from_rpc
-
-READY_TIMEOUT_S = 5.0
-"""How long a gateway has to say whether it is ready, in seconds."""
 
 
 class TandemClient:

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+READY_TIMEOUT_S = 5.0
+"""How long a gateway has to say whether it is ready, in seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
