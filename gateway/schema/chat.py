@@ -64,7 +64,7 @@ class ChatBody(ConversationBody, ChoicesBody):
     def unsupported(self) -> dict[str, tuple[Any, str]]:
         """The older form of tools, and other modalities."""
         tools = "send tools and tool_choice instead"
-        found: dict[str, tuple[Any, str]] = {
+        return {
             "functions": (self.functions, tools),
             "function_call": (_unless(self.function_call, "none", "auto"), tools),
             "modalities": (_unless(self.modalities, ["text"]), "this model writes text only"),
@@ -72,8 +72,6 @@ class ChatBody(ConversationBody, ChoicesBody):
             "prediction": (self.prediction, "leave it out; the answer is the same"),
             "web_search_options": (self.web_search_options, "put search results in the prompt"),
         }
-        set_ones = {name: entry for name, entry in found.items() if entry[0]}
-        return super().unsupported() | set_ones
 
 
 def _unless(value: object, *harmless: object) -> object:

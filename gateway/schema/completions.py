@@ -73,7 +73,7 @@ class CompletionBody(ChoicesBody):
 
     def unsupported(self) -> dict[str, tuple[Any, str]]:
         """Echo, insertion and best-of."""
-        found: dict[str, tuple[Any, str]] = {
+        return {
             "echo": (
                 self.echo,
                 "put the prompt before the answer yourself; log-probabilities of prompt tokens "
@@ -85,4 +85,3 @@ class CompletionBody(ChoicesBody):
                 "no answer is thrown away here; leave it out, set n, and choose yourself",
             ),
         }
-        return super().unsupported() | {name: entry for name, entry in found.items() if entry[0]}

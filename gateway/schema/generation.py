@@ -194,7 +194,10 @@ class GenerationBody(Body):
         """The answer's token limit as the client set it."""
 
     def unsupported(self) -> dict[str, tuple[Any, str]]:
-        """Known parameters set to something this server cannot do: name to (value, hint)."""
+        """Known parameters with a use that this server cannot honour: name to (asked for, hint).
+
+        What is asked for counts when it is truthy.
+        """
         return {}
 
 

@@ -29,12 +29,13 @@ def parse_body(raw: bytes, cls: type[B]) -> B:
     value = parse_object(raw)
     body = validated(value, cls)
     _check_combinations(body, value)
-    for name, (_, hint) in body.unsupported().items():
-        raise InvalidRequestError(
-            f"{name} is not supported by this server as it was set; {hint}",
-            code=UNSUPPORTED,
-            param=name,
-        )
+    for name, (asked, hint) in body.unsupported().items():
+        if asked:
+            raise InvalidRequestError(
+                f"{name} is not supported by this server as it was set; {hint}",
+                code=UNSUPPORTED,
+                param=name,
+            )
     return body
 
 

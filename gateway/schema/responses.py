@@ -148,5 +148,4 @@ class ResponsesBody(ConversationBody):
             name: (getattr(self, name) is not None, hint) for name, hint in _NOT_OFFERED.items()
         }
         found |= {name: (extra.get(name) is not None, hint) for name, hint in _ELSEWHERE.items()}
-        set_ones = {name: entry for name, entry in found.items() if entry[0]}
-        return super().unsupported() | set_ones
+        return found
