@@ -5,7 +5,6 @@ A file has `source`, `calibrated`, an optional `name`, the tables [model] (which
 the values, for people and plots: nothing is computed from them.
 """
 
-import difflib
 import itertools
 import json
 import tomllib
@@ -17,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shared.config.fields import closest
 from shared.errors import ConfigError
 from shared.model.profile_record import ModelFit, ModelProfile
 from shared.types.methods import PruningParams, SparsityParams
@@ -219,8 +219,8 @@ def _checked(value: Any, hint: Any, *, where: str) -> Any:  # noqa: ANN401 - any
 def _known(table: Mapping[str, Any], names: tuple[str, ...], *, where: str) -> None:
     for key in table:
         if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = closest(key, names)
+            hint = "" if near is None else f"; did you mean {near!r}?"
             raise ConfigError(
                 f"{where} has an unknown key {key!r}{hint}; known: {', '.join(names)}"
             )
