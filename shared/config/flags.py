@@ -46,7 +46,7 @@ def parse_flags(cls: type, *, prog: str, section: str, argv: list[str]) -> Parse
     parsed, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].partition("=")[0].removeprefix("--").replace("-", "_")
-        near = closest(name, describe(cls))
+        near = closest(name, ["config", *describe(cls)])
         hint = "" if near is None else f"; did you mean --{near.replace('_', '-')}?"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     given = vars(parsed)

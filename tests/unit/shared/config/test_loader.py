@@ -168,6 +168,7 @@ def test_what_is_not_default_is_shown_with_its_origin_and_without_passwords(tmp_
     [
         ("--prt", "; did you mean --port?"),
         ("--colur=red", "; did you mean --colour?"),
+        ("--confg", "; did you mean --config?"),
         ("--xyz", ""),
     ],
 )
