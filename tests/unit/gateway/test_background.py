@@ -23,8 +23,22 @@ async def test_failures_of_every_kind_are_logged() -> None:
     assert said == {"expected": "warning", "defect": "error"}
 
 
+async def test_closing_waits_for_what_ends() -> None:
+    background, done = Background(), []
+
+    async def work() -> None:
+        for _ in range(9):
+            await asyncio.sleep(0)
+        done.append(1)
+
+    background.spawn(work(), name="work")
+    await background.close(timeout_s=30.0)
+    assert done == [1]
+
+
 async def test_closing_cancels_what_is_late() -> None:
     background = Background()
     late = background.spawn(asyncio.Event().wait(), name="late")  # type: ignore[arg-type]
     await background.close(timeout_s=0.01)
     assert late.cancelled()
+    await background.close(timeout_s=0.01)

@@ -1,13 +1,11 @@
-"""Admission, answers, background tasks, errors and settings."""
+"""Admission, answers, errors and settings."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from gateway.admission import Admission
 from gateway.answer import Answer
-from gateway.background import Background
 from gateway.config import GatewayConfig
 from gateway.errors import reply_for
 from gateway.job import GenerationJob
@@ -157,29 +155,6 @@ def test_request_ids() -> None:
     assert request_id_from("abc-1.2:x_Y") == "abc-1.2:x_Y"
     for odd in (None, "", "a b", "x" * 101, "a\r\nb", "é"):
         assert request_id_from(odd).startswith("req_")
-
-
-async def test_background_logs_and_waits() -> None:
-    background = Background()
-    done = []
-
-    async def work() -> None:
-        await asyncio.sleep(0.01)
-        done.append(1)
-
-    async def fail() -> None:
-        raise errors.UnavailableError("gone")
-
-    async def hang() -> None:
-        await asyncio.sleep(60)
-
-    background.spawn(work(), name="work")
-    background.spawn(fail(), name="fail")
-    hanging = background.spawn(hang(), name="hang")
-    await background.close(timeout_s=0.1)
-    assert done == [1]
-    assert hanging.cancelled()
-    await background.close(timeout_s=0.1)
 
 
 def test_settings() -> None:
