@@ -1,6 +1,6 @@
 """When a client calls again."""
 
-import random
+from random import Random
 
 import pytest
 
@@ -17,19 +17,14 @@ from gateway.sdk import (
     UnreachableError,
 )
 from gateway.sdk.attempts import Attempts
+from tests.support.stepped_clock import SteppedClock
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def attempts(*, timeout_s: float | None = None, clock: Clock | None = None, **retry) -> Attempts:
+def attempts(
+    *, timeout_s: float | None = None, clock: SteppedClock | None = None, **retry
+) -> Attempts:
     return Attempts(
-        Retry(**retry), timeout_s=timeout_s, jitter=random.Random(1), clock=clock or Clock()
+        Retry(**retry), timeout_s=timeout_s, jitter=Random(1), clock=clock or SteppedClock()
     )
 
 
@@ -75,7 +70,7 @@ def test_one_attempt_never_repeats() -> None:
 
 
 def test_all_tries_share_one_deadline() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     tried = attempts(timeout_s=2.0, pause_s=1.0, clock=clock)
     assert tried.remaining_s() == 2.0
     clock.now += 0.5
