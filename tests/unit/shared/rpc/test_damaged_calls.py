@@ -1,7 +1,6 @@
 """What no gRPC client sends, to the methods that are not ours as well, and to no method at all."""
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +10,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.rpc.server import RpcServer, build_server
+from tests.fuzz.http2_wires import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    call_headers,
+    frame,
+    message,
+    settings,
+)
 
 HEALTH = "/grpc.health.v1.Health"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -52,34 +62,14 @@ async def test_a_method_that_the_health_service_leaves_out_is_no_defect(server: 
     assert not logs
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return (
-        struct.pack(">I", len(payload))[1:]
-        + bytes([kind, flags])
-        + struct.pack(">I", stream)
-        + payload
-    )
-
-
 def call_of(path: bytes) -> bytes:
     """A whole HTTP/2 connection with one call of `path`, by hand: no client lets it through."""
-    fields = {
-        b":method": b"POST",
-        b":scheme": b"http",
-        b":path": path,
-        b":authority": b"x",
-        b"te": b"trailers",
-        b"content-type": b"application/grpc",
-    }
-    head = b"".join(
-        b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-        for name, value in fields.items()
-    )
+    head = call_headers("", {b":path": path})
     return (
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-        + frame(4, 0, 0, b"")
-        + frame(1, 4, 1, head)
-        + frame(0, 1, 1, b"\x00" * 5)
+        PREFACE
+        + settings()
+        + frame(HEADERS, END_HEADERS, 1, head)
+        + frame(DATA, END_STREAM, 1, message(b""))
     )
 
 
@@ -87,12 +77,14 @@ async def test_a_path_that_is_no_utf8_does_not_end_the_server(server: RpcServer)
     host, _, port = server.address.partition(":")
     for _ in range(3):
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(call_of(b"/tandem.v1.Probe/\xff\xfe"))
-        head = await reader.readexactly(9)  # the server's settings
-        await reader.readexactly(int.from_bytes(head[:3]))
-        while (head := await reader.readexactly(9))[3] != 1:  # until the call has an answer
+        try:
+            writer.write(call_of(b"/tandem.v1.Probe/\xff\xfe"))
+            head = await reader.readexactly(9)  # the server's settings
             await reader.readexactly(int.from_bytes(head[:3]))
-        writer.close()
-        await writer.wait_closed()
+            while (head := await reader.readexactly(9))[3] != HEADERS:  # until it has an answer
+                await reader.readexactly(int.from_bytes(head[:3]))
+        finally:
+            writer.close()
+            await writer.wait_closed()
     error = await refusal(server, "/tandem.v1.Probe/Unknown", b"")
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
