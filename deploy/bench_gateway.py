@@ -1,9 +1,9 @@
 """`tandem bench gateway`: runs the gateway's benchmark and prints its tables."""
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -60,8 +60,8 @@ def parse_counts(text: str) -> tuple[int, ...]:
 
 
 def command_line() -> str:
-    """What was typed, without the program's folder."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """What was typed, to be typed again."""
+    return shlex.join(["tandem", *sys.argv[1:]])
 
 
 def _first_tokens(arms: Mapping[str, Any]) -> Table:

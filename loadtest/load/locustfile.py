@@ -1,6 +1,7 @@
 """The wiring of a run: `locust -f loadtest/load/locustfile.py --headless --host URL`."""
 
 import os
+import shlex
 import sys
 from argparse import ArgumentParser
 from functools import partial
@@ -61,7 +62,7 @@ def _wire(environment: Environment) -> None:
             "the report needs matplotlib: it is not installed; install Tandem's extra loadtest, or "
             "give --no-report"
         )
-    machine = machine_facts(command=" ".join(["locust", *sys.argv[1:]]))
+    machine = machine_facts(command=shlex.join(["locust", *sys.argv[1:]]))
     api_key = os.environ.get(API_KEY_VARIABLE, "")
     served = ask_server(settings.host, model=settings.model, api_key=api_key)
     generator = Generator(

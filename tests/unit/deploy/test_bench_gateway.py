@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deploy.bench_gateway import parse_counts, run_gateway
+from deploy.bench_gateway import command_line, parse_counts, run_gateway
 from loadtest.gateway_cost.run import GatewayCost
 from loadtest.gateway_cost.settings import CostSettings
 from shared.errors import ConfigError
@@ -86,3 +86,8 @@ def test_counts_are_a_list() -> None:
     assert parse_counts("1,4") == (1, 4)
     with pytest.raises(ConfigError, match="1,4"):
         parse_counts("1;4")
+
+
+def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/tandem", "bench", "gateway", "--model", "a b"])
+    assert command_line() == "tandem bench gateway --model 'a b'"
