@@ -74,6 +74,7 @@ def _table(found: dict[str, Any]) -> str:
         means = "".join(f"{value:12.4g}" for value in row["means"].values())
         ratios = "   ".join(_ratio_text(ratio) for ratio in row["ratios"].values())
         lines.append(f"{metric:28}{means}   {ratios}")
+    lines += [f"verdicts of {name}: {', '.join(each)}" for name, each in found["verdicts"].items()]
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """Histograms, arrivals, plans, prompts, lag and comparison of the load suite."""
 
+import json
 import statistics
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.load.__main__ import main
 from loadtest.load.arrivals import Arrival, Stage, arrivals, parse_stages
 from loadtest.load.compare import compared
 from loadtest.load.histogram import Histogram
@@ -219,6 +221,16 @@ def test_two_runs_have_no_interval_and_a_base_of_nothing_no_ratio() -> None:
         "ratio": 2.0, "low": None, "high": None,
     }  # fmt: skip
     assert found["metrics"]["goodput_per_s"]["ratios"]["b"]["ratio"] is None
+
+
+def test_a_table_says_which_runs_say_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, verdict in (("a", "pass"), ("b", "client saturated")):
+        (tmp_path / name).write_text(json.dumps(run(1.0, 1.0) | {"verdict": verdict}))
+    assert main(["compare", f"full={tmp_path / 'a'}", f"pruned={tmp_path / 'b'}"]) == 0
+    shown = capsys.readouterr().out
+    assert "verdicts of full: pass\nverdicts of pruned: client saturated\n" in shown
 
 
 def test_runs_of_other_loads_and_one_arm_are_not_compared() -> None:
