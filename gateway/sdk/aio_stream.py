@@ -10,7 +10,6 @@ import grpc.aio
 from gateway.sdk.call import PreparedCall
 from gateway.sdk.reading import CallReader
 from gateway.sdk.results import Event, Generation
-from shared.rpc.status import error_from_rpc
 
 AioRpc = grpc.aio.UnaryStreamCall[Any, Any]
 """A call of grpc's own."""
@@ -98,10 +97,7 @@ class AsyncGenerationStream(AsyncIterator[Event]):
     async def _try_again(self, error: grpc.aio.AioRpcError) -> None:
         if self._closed.is_set():
             return
-        failure = error_from_rpc(error)
-        pause = None if self._reader.started else self._call.attempts.pause_s(failure)
-        if pause is None:
-            raise failure from error
+        pause = self._call.pause_s(error, started=self._reader.started)
         try:
             async with asyncio.timeout(pause):
                 await self._closed.wait()

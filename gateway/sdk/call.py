@@ -4,12 +4,15 @@ import random
 import uuid
 from dataclasses import dataclass, field
 
+import grpc
+
 from gateway.sdk.attempts import Attempts
 from gateway.sdk.params import GenerateParams, request_of
 from gateway.sdk.prompt import Prompt
 from gateway.sdk.settings import ClientSettings
 from protos.tandem.v1 import inference_pb2
 from shared.errors import InvalidRequestError
+from shared.rpc.status import error_from_rpc
 
 _Metadata = tuple[tuple[str, str], ...]
 
@@ -26,6 +29,22 @@ class PreparedCall:
     """Key, request id and trace."""
     attempts: Attempts
     """Its tries; they count from now."""
+
+    def pause_s(self, error: grpc.RpcError, *, started: bool) -> float:
+        """How long to wait before the call is made again, in seconds.
+
+        Args:
+            error: how the last try failed.
+            started: any part of an answer was handed over; it cannot be taken back.
+
+        Raises:
+            TandemError: the call is not made again, and ends with this; `error` is its cause.
+        """
+        failure = error_from_rpc(error)
+        pause = None if started else self.attempts.pause_s(failure)
+        if pause is None:
+            raise failure from error
+        return pause
 
 
 def prepared(

@@ -11,7 +11,6 @@ from gateway.sdk.call import PreparedCall
 from gateway.sdk.reading import CallReader
 from gateway.sdk.results import Event, Generation
 from protos.tandem.v1 import inference_pb2
-from shared.rpc.status import error_from_rpc
 
 
 class Rpc(Protocol):
@@ -96,10 +95,7 @@ class GenerationStream(Iterator[Event]):
     def _try_again(self, error: grpc.RpcError) -> None:
         if self._closed.is_set():
             return
-        failure = error_from_rpc(error)
-        pause = None if self._reader.started else self._call.attempts.pause_s(failure)
-        if pause is None:
-            raise failure from error
+        pause = self._call.pause_s(error, started=self._reader.started)
         if not self._closed.wait(pause):
             self._reader = CallReader()
             self._rpc = self._send(self._call)
