@@ -198,7 +198,7 @@ class Intake:
             ContextLengthError: the text is far too long to be worth encoding.
         """
         self.refuse_hopeless(text, param=param)
-        return await self._encode(text, add_special_tokens=True)
+        return await self.encode(text, add_special_tokens=True)
 
     async def encode_chat(
         self,
@@ -218,7 +218,7 @@ class Intake:
         template = self._template()
         text = await self.render(messages, variables, param=param)
         if not asked.anything:
-            ids = await self._encode(text, add_special_tokens=False)
+            ids = await self.encode(text, add_special_tokens=False)
             return PromptInput(ids=ids, options=options)
         chat = RenderedChat(template=template, messages=messages, variables=variables, text=text)
         return await asyncio.to_thread(self._with_parts, chat, options, asked)
@@ -247,7 +247,8 @@ class Intake:
         self.refuse_hopeless(text, param=param)
         return text
 
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text that was looked at, as `refuse_hopeless` does."""
         encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         if len(text) <= _AT_ONCE_CHARS:
             return encode()

@@ -91,7 +91,7 @@ class TokenRoutes:
         headers = check_unknown(body, strict=self._strict)
         model = self._intake.check_model(body.model)
         text = await self._intake.render_conversation(chat_conversation(body))
-        ids = await self._encode(text, special=False)
+        ids = await self._intake.encode(text, add_special_tokens=False)
         answer = {
             "object": "chat.completion.prompt",
             "model": model,
@@ -106,19 +106,16 @@ class TokenRoutes:
         if body.messages is None:
             assert body.prompt is not None, "checked by the body"
             self._intake.refuse_hopeless(body.prompt, param="prompt")
-            return await self._encode(body.prompt, special=body.add_special_tokens is not False)
+            return await self._intake.encode(
+                body.prompt, add_special_tokens=body.add_special_tokens is not False
+            )
         self._intake.refuse_too_many(len(body.messages))
         text = await self._intake.render(
             [message.for_template() for message in body.messages],
             allowed_variables(body.chat_template_kwargs or {}),
             add_generation_prompt=body.add_generation_prompt is not False,
         )
-        return await self._encode(text, special=bool(body.add_special_tokens))
-
-    async def _encode(self, text: str, *, special: bool) -> list[int]:
-        return await asyncio.to_thread(
-            self._intake.tokenizer.encode, text, add_special_tokens=special
-        )
+        return await self._intake.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
     def _string(self, token_id: int) -> str:
         return self._intake.tokenizer.token_bytes(token_id).decode("utf-8", errors="replace")
