@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.machine import commit_text
 from loadtest.micro.decode import bench_decode
 from loadtest.micro.prefill import bench_prefill
 from shared.errors import ConfigError
@@ -114,9 +115,8 @@ def _print(table: Table, result: Mapping[str, Any]) -> None:
     console = Console(soft_wrap=True, highlight=False)
     console.print(table)
     hardware = result["hardware"]
-    changed = " with uncommitted changes" if result["uncommitted_changes"] else ""
     console.print(
         f"{result['command']}\n{hardware['cpu']}, {hardware['cores']} cores, {result['threads']} "
         f"threads, load {hardware['load_average'][0]:.1f}; torch {result['torch']}, transformers "
-        f"{result['transformers']}; commit {result['commit'][:12] or 'unknown'}{changed}"
+        f"{result['transformers']}; commit {commit_text(result)}"
     )

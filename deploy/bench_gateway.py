@@ -14,6 +14,7 @@ from deploy.bench import progress_to
 from deploy.launch import supervised_command
 from loadtest.gateway_cost.run import ARMS, GatewayCost
 from loadtest.gateway_cost.settings import CostSettings
+from loadtest.machine import commit_text
 from shared.errors import ConfigError
 
 
@@ -34,11 +35,10 @@ def run_gateway(settings: CostSettings, *, command: str, as_json: bool) -> None:
         console.print(_flows(flows, tokens_per_message=size))
     console.print(_limits(result["limits"]))
     hardware = result["hardware"]
-    changed = " with uncommitted changes" if result["uncommitted_changes"] else ""
     console.print(
         f"{result['command']}\n{result['parity']['answers_compared']} answers compared with what "
         f"the workers sent, all equal\n{hardware['cpu']}, {hardware['cores']} cores, load "
-        f"{hardware['load_average'][0]:.1f}; commit {result['commit'][:12] or 'unknown'}{changed}"
+        f"{hardware['load_average'][0]:.1f}; commit {commit_text(result)}"
     )
 
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ def machine_facts(*, command: str) -> dict[str, Any]:
         },
         "python": platform.python_version(),
     }
+
+
+def commit_text(facts: Mapping[str, Any]) -> str:
+    """The commit of such facts in short, and whether the code was that of the commit."""
+    changed = " with uncommitted changes" if facts["uncommitted_changes"] else ""
+    return f"{facts['commit'][:12] or 'unknown'}{changed}"
 
 
 def _git(*arguments: str) -> str:

@@ -10,6 +10,7 @@ from loadtest.load.outcome import MEASURES, Outcome
 from loadtest.load.plots import course, distributions
 from loadtest.load.settings import LoadSettings
 from loadtest.load.summary import highest_rate_held
+from loadtest.machine import commit_text
 from loadtest.page import bullets, document, figure, number, percent, section
 from loadtest.report_files import write_files
 
@@ -127,9 +128,7 @@ def _bounds(slo: Mapping[str, float] | None) -> str:
 def _origin(summary: Mapping[str, Any]) -> str:
     """Command, hardware and commit; HTML."""
     hardware = summary["hardware"]
-    changed = " with uncommitted changes" if summary["uncommitted_changes"] else ""
     return (
         f"<code>{html.escape(summary['command'])}</code> on {html.escape(hardware['cpu'])}, "
-        f"{hardware['cores']} cores, commit "
-        f"{html.escape(summary['commit'][:12] or 'unknown')}{changed}"
+        f"{hardware['cores']} cores, commit {html.escape(commit_text(summary))}"
     )
