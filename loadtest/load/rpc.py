@@ -37,14 +37,11 @@ class GrpcClient:
             if secure
             else grpc.insecure_channel(address)
         )
+        # The channel is kept: grpc may close one that nothing refers to (grpc/grpc#12531).
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._model = model
         self._timeout_s = timeout_s
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
-
-    def close(self) -> None:
-        """Closes the channel."""
-        self._channel.close()
 
     def prepared(self, prompt: Prompt, answer_tokens: int) -> Callable[[Exchange], None]:
         """Builds a request's message."""
