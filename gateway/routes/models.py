@@ -1,6 +1,5 @@
 """GET /v1/models and /v1/models/{id}."""
 
-import datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -8,6 +7,7 @@ from starlette.responses import Response
 
 from gateway.intake import Intake
 from gateway.routes.json_response import json_response
+from gateway.schema.replies import unix_now
 
 
 class ModelRoutes:
@@ -15,7 +15,7 @@ class ModelRoutes:
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
-        self._created = int(datetime.datetime.now(datetime.UTC).timestamp())
+        self._created = unix_now()
 
     async def listing(self, _request: Request) -> Response:
         """All models: one."""

@@ -40,11 +40,16 @@ class Envelope:
         }
 
 
+def unix_now() -> int:
+    """The time as answers tell it, in seconds since 1970."""
+    return int(datetime.datetime.now(datetime.UTC).timestamp())
+
+
 def new_envelope(prefix: str, *, model: str, fingerprint: str) -> Envelope:
     """An envelope with a fresh id, for example with the prefix `chatcmpl-`."""
     return Envelope(
         reply_id=f"{prefix}{uuid.uuid4().hex}",
-        created=int(datetime.datetime.now(datetime.UTC).timestamp()),
+        created=unix_now(),
         model=model,
         fingerprint=fingerprint,
     )

@@ -1,13 +1,12 @@
 """The response object: what was asked, how far the answer is, and what came out."""
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import ErrorReply
 from gateway.job import Finished, GenerationJob
-from gateway.schema.replies import Envelope
+from gateway.schema.replies import Envelope, unix_now
 from gateway.schema.response_tools import FlatAllowedTools, FlatNamedTool, TextConfig
 from gateway.schema.responses import ResponsesBody
 from shared.types.sampling import FinishReason
@@ -39,7 +38,7 @@ class ResponseObject:
         cut = end.reason is FinishReason.LENGTH
         described = self._described(status="incomplete" if cut else "completed", output=output)
         return described | {
-            "completed_at": None if cut else _now(),
+            "completed_at": None if cut else unix_now(),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": _usage(end),
             "tandem": end.report.extension(),
@@ -128,7 +127,3 @@ def _failure_code(status: int) -> str:
     if status == _RATE_LIMIT:
         return "rate_limit_exceeded"
     return "server_error" if status >= _FIRST_SERVER_ERROR else "invalid_prompt"
-
-
-def _now() -> int:
-    return int(datetime.datetime.now(datetime.UTC).timestamp())
