@@ -56,6 +56,11 @@ class CostSettings:
                 raise ConfigError(
                     f"{name} is {count}, but nothing is measured then; give 1 or more"
                 )
+        if len(set(self.tokens_per_message)) < len(self.tokens_per_message):
+            raise ConfigError(
+                f"tokens_per_message is {self.tokens_per_message}: one run of a size would replace "
+                "another; name each once"
+            )
         if min(self.arrivals_per_s, self.seconds, self.prefill_s, self.token_s) <= 0:
             raise ConfigError(
                 "arrivals, seconds and the simulated times must be above 0; raise the one that is 0"

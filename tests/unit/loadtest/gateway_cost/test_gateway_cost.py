@@ -203,7 +203,15 @@ def test_answers_begin_at_sentences_and_go_round(tmp_path: Path) -> None:
     assert long.startswith(script.text(3, len(script.token_ids)))
 
 
-@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"seconds": 0.0}, {"tokens_per_message": (0,)}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"repeats": 0},
+        {"seconds": 0.0},
+        {"tokens_per_message": (0,)},
+        {"tokens_per_message": (1, 4, 1)},
+    ],
+)
 def test_sizes_that_measure_nothing_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         CostSettings(model_dir=tmp_path, gateway_command=lambda flags: flags, **wrong)
