@@ -40,7 +40,7 @@ class Generator:
         self._schedule = [] if settings.closed_users else schedule_of(settings)
         self._plan = plan_of(settings)
         self._origin: float | None = None
-        self._busy = settings.closed_users or 1
+        self._busy = self.users
         self._over = Event()
         self._under_way: dict[int, Exchange] = {}
         self._keys = count()
