@@ -12,7 +12,8 @@ from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.discovery.static import StaticDiscovery, StaticSettings
 from shared.errors import UnavailableError
-from tests.support.transfer_parts import MODEL, until
+from tests.support.transfer_parts import MODEL
+from tests.support.waiting import until
 
 ROLES = ("prefill", "decode")
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from shared.errors import StaleWriteError, TransportError
 from shared.transport.base import Grant
 from shared.transport.registry import transport_registry
-from tests.support.transfer_parts import MODEL, receiver, until
+from tests.support.transfer_parts import MODEL, receiver
+from tests.support.waiting import until
 
 TRANSPORTS = transport_registry().names()
 

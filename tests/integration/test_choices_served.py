@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from protos.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from tests.support.decode_server import assert_idle, settle
+from tests.support.decode_server import assert_idle
 from tests.support.full_stack import Stack
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,7 +33,7 @@ async def test_choices_differ_and_repeat_with_the_seed(stack: Stack) -> None:
     assert await texts(stack, n=3) == three
     assert await texts(stack) == three[:1], "the first choice is the answer that n=1 gives"
     assert await texts(stack, n=2) == three[:2], "a choice does not depend on those beside it"
-    await settle(lambda: stack.decode.core.worker.table.idle)
+    await until(lambda: stack.decode.core.worker.table.idle)
     assert_idle(stack.decode)
 
 
@@ -73,7 +74,7 @@ async def test_grpc_gives_the_same_answers(stack: Stack) -> None:
     async for event in stub.Generate(request):
         answers[event.delta.answer] += event.delta.text
     assert answers == await texts(stack, n=3)
-    await settle(lambda: stack.decode.core.worker.table.idle)
+    await until(lambda: stack.decode.core.worker.table.idle)
 
 
 async def test_a_client_that_leaves_frees_all_pages(stack: Stack) -> None:
@@ -83,5 +84,5 @@ async def test_a_client_that_leaves_frees_all_pages(stack: Stack) -> None:
         async for line in response.aiter_lines():
             if line.startswith("data: "):
                 break
-    await settle(lambda: stack.decode.core.worker.table.idle)
+    await until(lambda: stack.decode.core.worker.table.idle)
     assert_idle(stack.decode)

@@ -12,8 +12,9 @@ from shared.model.transformer import Transformer
 from shared.types.handoff import HandoffKey
 from shared.types.options import Mode, RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions
-from tests.support.decode_server import decode_server, direct_tokens, settle
+from tests.support.decode_server import decode_server, direct_tokens
 from tests.support.prefill_peer import PrefillPeer, prefill_peer, prepare
+from tests.support.waiting import until
 
 KEY = HandoffKey("request", 1)
 
@@ -87,7 +88,7 @@ async def test_eight_concurrent_equal_one_by_one(
     together = await asyncio.gather(*(one(index) for index in range(8)))
     for index, tokens in enumerate(together):
         assert tokens == direct_tokens(tiny_model, prepared[index], num_tokens=7 + index)
-    await settle(lambda: server.core.worker.table.idle)
+    await until(lambda: server.core.worker.table.idle)
     assert server.core.worker.table.counters.released == 8
 
 
@@ -104,7 +105,7 @@ async def test_a_killed_client_frees_its_pages_within_one_step(
                 break
         assert server.core.worker.num_generations == 1
         stream.cancel()
-    await settle(lambda: server.core.worker.num_generations == 0)
+    await until(lambda: server.core.worker.num_generations == 0)
     load = server.present_load()
     assert load.free_pages == load.total_pages
 
@@ -116,7 +117,7 @@ async def test_cancel_ends_a_generation_and_may_be_repeated(
     await peer.hand_over(KEY, prepared, max_new_tokens=900)
     stop = StopConditions(max_tokens=900)
     reading = asyncio.create_task(peer.decode(peer.decode_request(KEY, prepared, stop=stop)))
-    await settle(lambda: server.present_load().running == 1)
+    await until(lambda: server.present_load().running == 1)
     assert await peer.cancel(KEY)
     seen = await reading
     assert seen.end.reason == common_pb2.FINISH_REASON_CANCELLED

@@ -15,8 +15,9 @@ from shared.rpc.status import error_from_rpc
 from shared.types.handoff import HandoffKey
 from shared.types.sampling import SamplingParams, StopConditions
 from tests.support.decode_rows import make_cache, make_runner, place
-from tests.support.decode_server import SPARSITY, decode_server, settle
+from tests.support.decode_server import SPARSITY, decode_server
 from tests.support.prefill_peer import Decoded, PrefillPeer, Prepared, prepare
+from tests.support.waiting import until
 
 KEY = HandoffKey("request", 1)
 SAMPLED = SamplingParams(temperature=1.0, seed=11)
@@ -107,7 +108,7 @@ async def test_one_stream_that_is_closed_ends_its_branch_alone(
     call.cancel()
     for branch, answer in zip((0, 2), await asyncio.gather(*others), strict=True):
         assert answer.tokens == alone(tiny_model, prepared, branch)
-    await settle(lambda: server.core.worker.table.idle)
+    await until(lambda: server.core.worker.table.idle)
 
 
 async def test_cancel_ends_all_branches(
@@ -117,11 +118,11 @@ async def test_cancel_ends_all_branches(
     await peer.hand_over(KEY, prepared, max_new_tokens=250, branches=3)
     stop = StopConditions(max_tokens=250)
     running = [asyncio.create_task(decode(peer, prepared, b, stop=stop)) for b in range(2)]
-    await settle(lambda: server.core.worker.num_generations == 2)
+    await until(lambda: server.core.worker.num_generations == 2)
     assert await peer.cancel(KEY), "two run, one waits for its call"
     for answer in await asyncio.gather(*running):
         assert answer.end.reason == common_pb2.FINISH_REASON_CANCELLED
-    await settle(lambda: server.core.worker.table.idle)
+    await until(lambda: server.core.worker.table.idle)
 
 
 @pytest.mark.parametrize("server", [1.0], indirect=True)
@@ -131,7 +132,7 @@ async def test_a_branch_nobody_asks_for_ends_with_its_lease(
     prepared = prepare(tiny_model, mode="identity", tokens=60)
     await peer.hand_over(KEY, prepared, max_new_tokens=NEW, branches=2)
     await decode(peer, prepared, 0)
-    await settle(lambda: server.core.worker.table.idle)
+    await until(lambda: server.core.worker.table.idle)
     assert server.core.worker.table.counters.aborted == 0, "nobody but the lease ended it"
 
 

@@ -19,7 +19,7 @@ from shared.rpc.status import error_from_rpc
 from shared.types.handoff import HandoffKey, HandoffState
 from shared.types.kv_manifest import LayoutSpec, PositionKind, SegmentKind
 from shared.types.sampling import SampledToken
-from tests.support.decode_server import direct_tokens, settle
+from tests.support.decode_server import direct_tokens
 from tests.support.prefill_peer import (
     Faults,
     PrefillPeer,
@@ -27,6 +27,7 @@ from tests.support.prefill_peer import (
     prepare,
     with_positions,
 )
+from tests.support.waiting import until
 
 KEY = HandoffKey("request", 1)
 
@@ -181,7 +182,7 @@ async def test_a_commit_without_the_end_of_the_push_is_refused(
     assert "push did not end" in answer.rejected.message
     assert server.core.worker.table.num_quarantined == 1, "its writer may still be alive"
     await sender.abort()
-    await settle(lambda: server.core.worker.table.idle)
+    await until(lambda: server.core.worker.table.idle)
 
 
 async def test_unknown_manifests_are_answers_too(peer: PrefillPeer, prepared: Prepared) -> None:
@@ -217,9 +218,9 @@ async def test_a_broken_push_ends_the_handoff(
     sender = await peer.open(grant)
     await sender.write(0, prepared.image[:100])
     # A push that is cut before its first byte landed is no push yet: its lease ends it.
-    await settle(lambda: table.find(KEY).state is HandoffState.STREAMING)
+    await until(lambda: table.find(KEY).state is HandoffState.STREAMING)
     await sender.abort()
-    await settle(lambda: server.core.worker.table.idle)
+    await until(lambda: server.core.worker.table.idle)
     assert server.core.worker.table.counters.aborted == 1
     answer = await peer.commit(KEY, grant, prepared)
     assert "is aborted" in answer.rejected.message
@@ -234,7 +235,7 @@ async def test_writes_after_an_abort_are_refused_and_touch_nobody(
     sender = await peer.open(grant)
     await sender.write(0, prepared.image[:64])
     # A call has a connection of its own and may overtake the bytes.
-    await settle(lambda: server.core.worker.table.find(KEY).state is HandoffState.STREAMING)
+    await until(lambda: server.core.worker.table.find(KEY).state is HandoffState.STREAMING)
     assert not await peer.abort(KEY), "a writer is alive: honest is not drained"
     assert not await peer.abort(KEY)
     other = HandoffKey("other")
@@ -248,7 +249,7 @@ async def test_writes_after_an_abort_are_refused_and_touch_nobody(
     with pytest.raises(HandoffError):
         await keep_writing()
     await sender.abort()
-    await settle(lambda: server.core.worker.table.num_quarantined == 0)
+    await until(lambda: server.core.worker.table.num_quarantined == 0)
     assert await peer.abort(KEY), "now it is drained"
     seen = await peer.decode(peer.decode_request(other, prepared))
     assert seen.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)

@@ -19,9 +19,9 @@ from tests.support.decode_server import (
     ServerPair,
     direct_tokens,
     holder,
-    settle,
 )
 from tests.support.prefill_peer import Prepared
+from tests.support.waiting import until
 
 KEY = HandoffKey("request", 1)
 
@@ -35,7 +35,7 @@ async def test_a_silent_grant_expires_without_any_request(
     async with pair(lease_s=0.2) as (server, peer):
         grant = await peer.reserve(KEY, prepared)
         assert 0 < grant.lease_ms <= 200
-        await settle(lambda: server.core.worker.table.idle)
+        await until(lambda: server.core.worker.table.idle)
         assert server.core.worker.table.counters.expired == 1
         with pytest.raises(HandoffError):
             await peer.push(grant, prepared)
@@ -64,7 +64,7 @@ async def test_adopted_kv_that_nobody_decodes_expires(pair: ServerPair, prepared
     async with pair(adopt_lease_s=0.2) as (server, peer):
         adopted = await peer.hand_over(KEY, prepared)
         assert 0 < adopted.lease_ms <= 200
-        await settle(lambda: server.core.worker.table.idle)
+        await until(lambda: server.core.worker.table.idle)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await peer.decode(peer.decode_request(KEY, prepared))
         assert caught.value.code() is grpc.StatusCode.ABORTED
@@ -76,10 +76,10 @@ async def test_a_quarantine_ends_by_itself(pair: ServerPair, prepared: Prepared)
         sender = await peer.open(grant)
         await sender.write(0, prepared.image[:64])
         table = server.core.worker.table
-        await settle(lambda: table.find(KEY).state is HandoffState.STREAMING)
+        await until(lambda: table.find(KEY).state is HandoffState.STREAMING)
         assert not await peer.abort(KEY)
         assert server.core.memory.slab.quarantined_bytes > 0
-        await settle(lambda: table.idle)
+        await until(lambda: table.idle)
         await sender.abort()
 
 
@@ -131,7 +131,7 @@ async def test_abort_during_the_copy_wins(pair: ServerPair, prepared: Prepared) 
         hold, held = holder()
         blocked = asyncio.create_task(server.core.worker.engine.between_steps(held))
         committing = asyncio.create_task(peer.commit(KEY, grant, prepared))
-        await settle(lambda: server.core.worker.intake.num_tasks == 1)
+        await until(lambda: server.core.worker.intake.num_tasks == 1)
         assert await peer.abort(KEY)
         assert not server.core.worker.table.idle, "the copy still uses slab and pages"
         hold.set()
@@ -149,12 +149,12 @@ async def test_a_committer_that_leaves_does_not_stop_the_copy(
         hold, held = holder()
         blocked = asyncio.create_task(server.core.worker.engine.between_steps(held))
         committing = asyncio.create_task(peer.commit(KEY, grant, prepared))
-        await settle(lambda: server.core.worker.intake.num_tasks == 1)
+        await until(lambda: server.core.worker.intake.num_tasks == 1)
         committing.cancel()
         await asyncio.gather(committing, return_exceptions=True)
         hold.set()
         await blocked
-        await settle(lambda: server.core.worker.intake.num_tasks == 0)
+        await until(lambda: server.core.worker.intake.num_tasks == 0)
         answer = await peer.commit(KEY, grant, prepared)
         assert answer.WhichOneof("result") == "adopted"
         await peer.abort(KEY)
@@ -170,7 +170,7 @@ async def test_a_client_that_leaves_while_it_waits_ends_the_handoff(
         await asyncio.sleep(0.1)
         call.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        await settle(lambda: server.core.worker.table.idle)
+        await until(lambda: server.core.worker.table.idle)
 
 
 # --- stop conditions --------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from tests.support.decode_server import (
     ServerPair,
     direct_tokens,
     holder,
-    settle,
 )
 from tests.support.prefill_peer import PrefillPeer, Prepared
+from tests.support.waiting import until
 
 KEY = HandoffKey("request", 1)
 
@@ -110,7 +110,7 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new(
         await peer.hand_over(KEY, prepared, max_new_tokens=200)
         stop = StopConditions(max_tokens=200)
         reading = asyncio.create_task(peer.decode(peer.decode_request(KEY, prepared, stop=stop)))
-        await settle(lambda: server.present_load().running == 1)
+        await until(lambda: server.present_load().running == 1)
         control = control_pb2_grpc.ControlServiceStub(peer.channel)
         assert (await control.Drain(control_pb2.DrainRequest())).running_requests == 1
         request = peer.reserve_request(HandoffKey("new"), prepared)
@@ -160,6 +160,6 @@ async def test_a_stop_tells_its_clients_why(pair: ServerPair, prepared: Prepared
         await peer.hand_over(KEY, prepared, max_new_tokens=900)
         stop = StopConditions(max_tokens=900)
         reading = asyncio.create_task(peer.decode(peer.decode_request(KEY, prepared, stop=stop)))
-        await settle(lambda: server.present_load().running == 1)
+        await until(lambda: server.present_load().running == 1)
         await server.stop()
         assert (await reading).end.error.code == "draining"

@@ -14,8 +14,9 @@ from decode_service.config import DecodeConfig
 from shared.config.exit_codes import ExitCode, exit_code_for
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.errors import ConfigError, ModelLoadError
-from tests.support.decode_server import decode_server, settle, write_profile
+from tests.support.decode_server import decode_server, write_profile
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
 
 
 async def test_ready_line_then_sigterm_ends_with_0(tiny_model_dir: Path) -> None:
@@ -85,15 +86,15 @@ async def test_the_card_is_published_renewed_and_withdrawn(
         async with decode_server(
             tiny_model_dir, write_profile(tmp_path), redis_url=redis.url, worker_id="d1"
         ) as server:
-            await settle(lambda: len(reader.cards("decode")) == 1)
+            await until(lambda: len(reader.cards("decode")) == 1)
             (card,) = reader.cards("decode")
             assert (card.worker_id, card.address) == ("d1", server.address)
             assert card.model == server.core.identity
             assert card.free_pages == 128
             assert card.transports == ("grpc",)
             server.core.worker.table.draining = True
-            await settle(lambda: reader.cards("decode")[0].draining)
-        await settle(lambda: not reader.cards("decode"))
+            await until(lambda: reader.cards("decode")[0].draining)
+        await until(lambda: not reader.cards("decode"))
     finally:
         await reader.close()
         redis.stop()

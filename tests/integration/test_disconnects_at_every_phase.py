@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,12 @@ import pytest_asyncio
 from gateway import intake
 from protos.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.tokenizer.tokenizer import Tokenizer
-from tests.support.decode_server import assert_idle, holder, settle, write_profile
+from tests.support.decode_server import assert_idle, holder, write_profile
 from tests.support.full_stack import Stack, running_stack
 from tests.support.gates import Gate, GatedBlocks, GatedSteps
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-settled = partial(settle, seconds=20.0)
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 8
 LONG_ANSWER: Any = {
@@ -102,12 +100,12 @@ class Hall:
         gateway, decode = self.stack.gateway, self.stack.decode.core.worker
         pipeline, admission, line = gateway._pipeline, gateway._admission, gateway._dispatcher
         assert pipeline is not None
-        await settled(lambda: pipeline.running.count == 0 and not gateway._background._tasks)
+        await until(lambda: pipeline.running.count == 0 and not gateway._background._tasks)
         assert (admission.queued_requests, admission.queued_tokens) == (0, 0)
         assert (line.sent_prompts, line.sent_tokens, line.waiting) == (0, 0, 0)
         await self.stack.prefill.expect_idle()
-        await settled(lambda: self.stack.prefill.engine.load().held_handoffs == 0)
-        await settled(lambda: decode.table.idle and decode.intake.num_tasks == 0)
+        await until(lambda: self.stack.prefill.engine.load().held_handoffs == 0)
+        await until(lambda: decode.table.idle and decode.intake.num_tasks == 0)
         assert_idle(self.stack.decode)
 
 
@@ -125,7 +123,7 @@ async def held(
     gate.arm(*at)
     running = client()
     try:
-        await settled(lambda: gate.reached)
+        await until(lambda: gate.reached)
         yield running
     finally:
         gate.open_for_good()
@@ -195,9 +193,9 @@ async def test_in_the_gateways_queue(hall: Hall, kind: str) -> None:
         second = hall.ask_little()
         await hall.stack.prefill.wait_load(queued_requests=1)
         third = hall.ask(kind)
-        await settled(lambda: hall.stack.gateway._dispatcher.waiting == 1)
+        await until(lambda: hall.stack.gateway._dispatcher.waiting == 1)
         await gone(third)
-        await settled(lambda: hall.stack.gateway._dispatcher.waiting == 0)
+        await until(lambda: hall.stack.gateway._dispatcher.waiting == 0)
     await asyncio.gather(first, second)
     assert hall.blocks.runs == 2, "the workers never heard of it"
 
@@ -219,7 +217,7 @@ async def test_between_two_blocks_of_its_prefill(hall: Hall, kind: str, block: i
     async with held(hall.blocks.gate, block, client=lambda: hall.ask(kind)) as client:
         (job,) = hall.stack.prefill.engine._jobs.values()
         await gone(client)
-        await settled(job.stopping)
+        await until(job.stopping)
     await hall.nothing_left()
     assert hall.blocks.gate.done == block, "the block that ran was the last one"
     assert not hall.steps.stepped
@@ -232,7 +230,7 @@ async def test_while_its_kv_is_handed_over(hall: Hall, kind: str) -> None:
     blocked = asyncio.create_task(worker.engine.between_steps(waiting))
     client = hall.ask(kind)
     try:
-        await settled(lambda: worker.intake.num_tasks == 1)
+        await until(lambda: worker.intake.num_tasks == 1)
         await gone(client)
         await prefill.wait_load(running_requests=0)
     finally:
@@ -252,12 +250,12 @@ async def test_before_its_first_step(hall: Hall, kind: str) -> None:
         (ahead,) = set(hall.steps.stepped)
         second = hall.ask(kind)
         for _ in range(copies):
-            await settled(lambda: hall.commands > 0)
+            await until(lambda: hall.commands > 0)
             hall.steps.gate.open()
-            await settled(lambda: hall.steps.gate.reached)
-        await settled(lambda: hall.answers == 1 + answers)
+            await until(lambda: hall.steps.gate.reached)
+        await until(lambda: hall.answers == 1 + answers)
         await gone(second)
-        await settled(lambda: hall.commands >= 2 * answers)  # each of its answers joins and ends
+        await until(lambda: hall.commands >= 2 * answers)  # each of its answers joins and ends
     await first
     assert set(hall.steps.stepped) == {ahead}, "it never took part in a step"
 
@@ -267,7 +265,7 @@ async def test_before_its_first_step(hall: Hall, kind: str) -> None:
 async def test_within_a_step_of_its_decode(hall: Hall, kind: str, step: int) -> None:
     async with held(hall.steps.gate, step, client=lambda: hall.ask(kind)) as client:
         await gone(client)
-        await settled(lambda: hall.commands >= ANSWERS.get(kind, 1))
+        await until(lambda: hall.commands >= ANSWERS.get(kind, 1))
     await hall.nothing_left()
     assert hall.steps.gate.done == step, "the step that ran was the last one"
 

@@ -11,14 +11,15 @@ import pytest
 from protos.tandem.v1 import common_pb2, prefill_pb2
 from tests.support.decode_peer import DecodePeer
 from tests.support.prefill_worker import (
+    SOON_S,
     Worker,
     decode_peers,
     kinds,
     prefill_worker,
     prompt_ids,
     prompt_request,
-    until,
 )
+from tests.support.waiting import until
 
 WAYS = ("rpc", "stream", "deadline")
 """A Cancel call, a closed stream, or the end of the request's time."""
@@ -84,7 +85,7 @@ def call(worker: Worker, peer: DecodePeer, way: str, *, tokens: int = 120) -> Ca
 async def check_nothing_left(worker: Worker, peer: DecodePeer) -> None:
     await worker.expect_idle()
     assert worker.engine.load().held_handoffs == 0
-    await until(lambda: peer.holds_nothing)
+    await until(lambda: peer.holds_nothing, timeout_s=SOON_S)
     assert not peer.adopted
     peer.slab.check_integrity()
 
@@ -195,7 +196,7 @@ async def test_random_aborts_leave_nothing(worker: Worker, peer: DecodePeer) -> 
     for i, caller in enumerate(callers):
         if i % 3:
             assert kinds(caller.events)[-1] == "PrefillSealed"
-    await until(lambda: peer.holds_nothing)
+    await until(lambda: peer.holds_nothing, timeout_s=SOON_S)
     assert worker.engine.load().active_bytes == 0
 
 

@@ -13,6 +13,7 @@ from shared.rpc.status import error_from_rpc
 from shared.types.handoff import HandoffKey
 from tests.support.decode_peer import DecodePeer
 from tests.support.prefill_worker import (
+    SOON_S,
     Worker,
     decode_peers,
     kinds,
@@ -20,8 +21,8 @@ from tests.support.prefill_worker import (
     prompt_ids,
     prompt_request,
     target_of,
-    until,
 )
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ async def test_a_resend_that_is_cancelled_leaves_nothing(
     call.cancel()
     await worker.expect_idle()
     peers[1].script.writes_open.set()
-    await until(lambda: peers[1].holds_nothing)
+    await until(lambda: peers[1].holds_nothing, timeout_s=SOON_S)
 
 
 async def test_release_twice_is_fine(worker: Worker, peers: list[DecodePeer]) -> None:

@@ -12,7 +12,7 @@ from decode_service.engine.kv_cache import LengthGroup
 from protos.tandem.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2
 from shared.kv.geometry import pages_for
 from shared.rpc.channel import open_channel
-from tests.support.decode_server import assert_idle, decode_server, settle, write_profile
+from tests.support.decode_server import assert_idle, decode_server, write_profile
 from tests.support.pair import assert_same_tokens
 from tests.support.prefill_worker import (
     Worker,
@@ -20,8 +20,8 @@ from tests.support.prefill_worker import (
     prefill_worker,
     prompt_ids,
     prompt_request,
-    until,
 )
+from tests.support.waiting import until
 
 MAX_TOKENS = 12
 
@@ -153,5 +153,5 @@ async def test_a_cancel_frees_both_sides(pair: tuple[Worker, DecodeServer]) -> N
     await until(lambda: not decode.core.worker.table.idle)
     call.cancel()
     await prefill.expect_idle()
-    await settle(lambda: decode.core.worker.table.idle)
+    await until(lambda: decode.core.worker.table.idle)
     assert_idle(decode)

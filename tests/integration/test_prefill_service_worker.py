@@ -28,8 +28,8 @@ from tests.support.prefill_worker import (
     prefill_worker,
     prompt_ids,
     prompt_request,
-    until,
 )
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 

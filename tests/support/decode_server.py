@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from shared.types.methods import SparsityParams
 from shared.types.sampling import SamplingParams
 from tests.support.decode_rows import make_cache, make_runner, place
 from tests.support.prefill_peer import GREEDY, PrefillPeer, Prepared, prefill_peer
+from tests.support.waiting import until
 
 SPARSITY = SparsityParams(full_layers=(0, 2), page_budget=4, recency_pages=1)
 
@@ -62,11 +62,11 @@ async def decode_server(
     try:
         await server.start()
         yield server
-        await settle(lambda: server.core.worker.table.idle)
+        await until(lambda: server.core.worker.table.idle)
         assert_idle(server)
     finally:
         await server.stop()
-    await settle(lambda: not asyncio.all_tasks() - before - {asyncio.current_task()})
+    await until(lambda: not asyncio.all_tasks() - before - {asyncio.current_task()})
 
 
 def assert_idle(server: DecodeServer) -> None:
@@ -81,14 +81,6 @@ def assert_idle(server: DecodeServer) -> None:
     assert core.worker.intake.num_tasks == 0
     load = server.present_load()
     assert load.free_pages == load.total_pages
-
-
-async def settle(check: Callable[[], bool], *, seconds: float = 5.0) -> None:
-    """Waits until something holds."""
-    until = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < until, "did not happen in time"
-        await asyncio.sleep(0.005)
 
 
 def direct_tokens(

@@ -26,6 +26,7 @@ from shared.types.kv_manifest import SegmentKind
 from shared.types.options import RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions
 from tests.support.decode_peer import DecodePeer
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from protos.tandem.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
@@ -42,6 +43,9 @@ bypass_below = { value = 32, source = "test" }
 [sparsity]
 full_layers = { value = [0, 1, 3], source = "test" }
 """
+
+SOON_S = 5.0
+"""Less than the time after which a worker gives up waiting for room by itself."""
 
 _ids = itertools.count(1)
 
@@ -125,18 +129,14 @@ class Worker:
 
     async def wait_load(self, **expected: float) -> None:
         """Waits until the engine's load shows these values."""
-        await until(lambda: all(getattr(self.engine.load(), k) == v for k, v in expected.items()))
+        await until(
+            lambda: all(getattr(self.engine.load(), k) == v for k, v in expected.items()),
+            timeout_s=SOON_S,
+        )
 
     async def run(self, request: prefill_pb2.PrefillRequest) -> list[Any]:
         """Every event of a prompt, as the messages inside the `oneof`."""
         return [event_of(response) async for response in self.stub.Prefill(request, timeout=30)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for a condition that no event tells of, for 5 seconds at most."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 @asynccontextmanager

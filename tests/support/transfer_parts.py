@@ -1,6 +1,5 @@
 """A receiving side with a slab, in process or behind a real gRPC server, for transport tests."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -107,10 +106,3 @@ async def receiver(
         await transport.close()
         if server is not None:
             await server.stop()
-
-
-async def until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
-    """Waits until a condition holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  the condition is anybody's
-            await asyncio.sleep(0.005)

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,7 @@ from shared.errors import (
 )
 from shared.types.sampling import FinishReason
 from tests.support.engine_rows import CountingRunner, make_row, read_all
+from tests.support.waiting import until
 
 
 class Rig:
@@ -44,13 +46,6 @@ async def rig() -> AsyncIterator[Rig]:
     assert not [t for t in threading.enumerate() if t.name == "decode-engine"]
 
 
-async def settle(check: object, *, seconds: float = 5.0) -> None:
-    until = time.monotonic() + seconds
-    while not check():  # type: ignore[operator]
-        assert time.monotonic() < until, "did not happen in time"
-        await asyncio.sleep(0.005)
-
-
 async def test_one_row_runs_to_its_limit(rig: Rig) -> None:
     row, collector = make_row(max_tokens=4)
     rig.engine.join(row)
@@ -60,7 +55,7 @@ async def test_one_row_runs_to_its_limit(rig: Rig) -> None:
     assert (ending.attended, ending.dense) == (30, 60)
     assert [name for name, _ in ending.phases] == ["decode_queue", "first_decode", "decode"]
     assert collector.endings == [ending]
-    await settle(lambda: len(rig.reports) == 3)
+    await until(lambda: len(rig.reports) == 3)
     assert rig.engine.stalled_seconds == 0.0
 
 
@@ -99,7 +94,7 @@ async def test_cancel_takes_effect_before_the_next_step(rig: Rig) -> None:
     await row.stream.next()
     steps = len(rig.runner.batches)
     rig.engine.cancel(row)
-    await settle(lambda: collector.endings)
+    await until(lambda: bool(collector.endings))
     assert collector.endings[0].reason is FinishReason.CANCELLED
     assert len(rig.runner.batches) - steps <= 1
     rig.engine.cancel(row)
@@ -115,7 +110,7 @@ async def test_slow_reader_rests_and_blocks_nobody(rig: Rig) -> None:
     ids, _ = await read_all(quick.stream)
     assert len(ids) == 199
     assert sum("slow" in batch for batch in rig.runner.batches) == 5
-    await settle(lambda: rig.engine.stalled_seconds == 0.0)  # resting is not stalling
+    await until(lambda: rig.engine.stalled_seconds == 0.0)  # resting is not stalling
     assert (await read_all(slow.stream))[0] == list(range(100, 149))
 
 
@@ -126,7 +121,7 @@ async def test_deadline_ends_a_running_and_a_resting_row(rig: Rig) -> None:
     resting, second = make_row(max_tokens=100_000, limit=1, deadline=soon)
     rig.engine.join(running)
     rig.engine.join(resting)
-    await settle(lambda: first.endings and second.endings)
+    await until(lambda: bool(first.endings and second.endings))
     for ending in (first.endings[0], second.endings[0]):
         assert ending.reason is FinishReason.ERROR
         assert isinstance(ending.error, DeadlineError)
@@ -143,7 +138,7 @@ async def test_a_bad_row_ends_alone(rig: Rig) -> None:
     ids, ending = await read_all(good.stream)
     assert ids == list(range(100, 107))
     assert ending.reason is FinishReason.LENGTH
-    await settle(lambda: broken.endings)
+    await until(lambda: bool(broken.endings))
     assert broken.endings[0].reason is FinishReason.ERROR
     assert isinstance(broken.endings[0].error, InternalError)
     assert rig.engine.healthy
@@ -154,7 +149,7 @@ async def test_repeated_failures_turn_the_health_bad_and_success_heals(rig: Rig)
     for i in range(3):
         row, collector = make_row(name=f"bad{i}")
         rig.engine.join(row)
-        await settle(lambda collector=collector: collector.endings)
+        await until(partial(bool, collector.endings))
     assert not rig.engine.healthy
     good, _ = make_row(name="good")
     rig.engine.join(good)
@@ -168,7 +163,7 @@ async def test_requests_that_fail_by_their_own_doing_say_nothing_of_the_engine(r
     for i in range(4):
         row, collector = make_row(name=f"bad{i}")
         rig.engine.join(row)
-        await settle(lambda collector=collector: collector.endings)
+        await until(partial(bool, collector.endings))
         assert collector.endings[0].error is rig.runner.failure
     assert rig.engine.healthy
 
@@ -183,7 +178,7 @@ async def test_stalled_seconds_grow_while_a_step_hangs(rig: Rig) -> None:
     assert rig.engine.stalled_seconds > first > 0.0
     rig.runner.hold.set()
     await read_all(row.stream)
-    await settle(lambda: rig.engine.stalled_seconds == 0.0)
+    await until(lambda: rig.engine.stalled_seconds == 0.0)
 
 
 async def test_work_between_steps_runs_on_the_engine_thread(rig: Rig) -> None:
@@ -222,7 +217,7 @@ async def test_a_defect_outside_a_step_ends_all_rows_and_is_said() -> None:
     rig.engine.join(row)
     rig.engine.join(twice)
     rig.engine.join(twice)
-    await settle(lambda: rig.engine.crashed)
-    await settle(lambda: collector.endings)
+    await until(lambda: rig.engine.crashed)
+    await until(lambda: bool(collector.endings))
     assert not rig.engine.healthy
     await rig.engine.stop()

@@ -14,7 +14,7 @@ from gateway.quotas.local import LocalQuotas
 from gateway.quotas.shared import SharedQuotas, SharedSettings
 from shared.errors import ConfigError
 from tests.support.redis_server import RedisServer
-from tests.support.transfer_parts import until
+from tests.support.waiting import until
 
 LIMITS = Limits(requests=10, tokens=1_000)
 ONE = Cost(requests=1, tokens=50)

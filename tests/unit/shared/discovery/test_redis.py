@@ -10,7 +10,7 @@ import redis.asyncio
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.errors import ConfigError
 from tests.support.redis_server import RedisServer
-from tests.support.transfer_parts import until
+from tests.support.waiting import until
 from tests.support.worker_cards import CARD
 
 

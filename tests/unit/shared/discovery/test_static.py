@@ -6,7 +6,7 @@ from dataclasses import replace
 from shared.discovery.card import WorkerCard
 from shared.discovery.static import StaticDiscovery, StaticSettings
 from shared.errors import UnreachableError
-from tests.support.transfer_parts import until
+from tests.support.waiting import until
 from tests.support.worker_cards import CARD
 
 

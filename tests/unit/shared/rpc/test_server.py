@@ -30,7 +30,7 @@ from shared.rpc.interceptors import (
 )
 from shared.rpc.server import RpcServer, build_server
 from shared.rpc.status import NEUTRAL_MESSAGE, error_from_rpc
-from tests.support.transfer_parts import until
+from tests.support.waiting import until
 
 SERVICE = "tandem.v1.Probe"
 

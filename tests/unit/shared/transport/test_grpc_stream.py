@@ -20,7 +20,8 @@ from shared.transport.frames import FrameKind, encode_frame
 from shared.transport.grpc_receiver import TOKEN_KEY
 from shared.transport.grpc_stream import GrpcSender, GrpcTransport
 from shared.wire.identity import identity_to_pb
-from tests.support.transfer_parts import INCARNATION, MODEL, TOKEN, Receiver, receiver, until
+from tests.support.transfer_parts import INCARNATION, MODEL, TOKEN, Receiver, receiver
+from tests.support.waiting import until
 
 
 async def _push(end: Receiver, messages: list[bytes]) -> list[transfer_pb2.PushResponse]:
