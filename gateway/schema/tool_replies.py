@@ -67,7 +67,9 @@ class ToolChatFormat(ChatFormat):
         return reply
 
     def _parser(self, choice: int) -> ToolCallParser:
-        return self._parsers.setdefault(choice, self._reading.parser())
+        if choice not in self._parsers:
+            self._parsers[choice] = self._reading.parser()
+        return self._parsers[choice]
 
 
 def _called(event: Finished, parser: ToolCallParser) -> dict[str, Any]:
