@@ -50,7 +50,8 @@ from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport.base import TransportContext
-from shared.transport.instrumented import InstrumentedTransport
+from shared.transport.choice import open_transports
+from shared.transport.instrumented import InstrumentedTransport, note_transports
 from shared.transport.registry import transport_registry
 from shared.transport.topology import read_topology
 from shared.types.worker_info import WorkerInfo
@@ -330,10 +331,13 @@ class _Parts:
         )
         context = TransportContext(model=self.model, incarnation=app.incarnation, tls=tls)
         metrics, known = TransferMetrics(app.registry), transport_registry()
-        self.transports = {
-            name: InstrumentedTransport(known.get(name)(context), metrics)
-            for name in config.transports
-        }
+        chosen = open_transports(
+            config.transports,
+            required=config.require_transport,
+            open_one=lambda name: InstrumentedTransport(known.get(name)(context), metrics),
+        )
+        note_transports(chosen, metrics)
+        self.transports = chosen.opened
         self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), app=app))
         self.info = WorkerInfo(
             role="prefill",
@@ -346,7 +350,8 @@ class _Parts:
             device=config.device,
             attention_backend=attention.backend.name,
             rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
-            transports=tuple(self.transports),
+            transports=chosen.names,
+            rejected_transports=tuple(each.text for each in chosen.rejected),
             profile=loaded.profile.label,
             methods_hash=loaded.profile.methods_hash,
             topology=read_topology(config.device),

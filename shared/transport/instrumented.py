@@ -1,8 +1,24 @@
 """Metrics around any transport, so that no transport counts by itself."""
 
+from typing import Any
+
+import structlog
+
 from shared.errors import HandoffError
-from shared.telemetry.metrics import TransferMetrics
+from shared.telemetry.metrics import HandoffFailureMetrics, TransferMetrics
 from shared.transport.base import Grant, KvSender, KvTransport, TransferStats
+from shared.transport.choice import ChosenTransports
+
+_log = structlog.get_logger(__name__)
+
+
+def note_transports(chosen: ChosenTransports[Any], metrics: HandoffFailureMetrics) -> None:
+    """Shows in metrics and log what a worker can use, and why not the rest."""
+    for name in chosen.names:
+        metrics.transport_info.labels(name).set(1)
+    for each in chosen.rejected:
+        metrics.transport_rejected.labels(each.name, each.code).set(1)
+        _log.warning("a transport does not work here", transport=each.name, reason=each.reason)
 
 
 class InstrumentedTransport:
@@ -16,7 +32,6 @@ class InstrumentedTransport:
     def __init__(self, inner: KvTransport, metrics: TransferMetrics) -> None:
         self._inner = inner
         self._metrics = metrics
-        metrics.transport_info.labels(inner.name).set(1)
 
     @property
     def name(self) -> str:

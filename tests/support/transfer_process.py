@@ -1,0 +1,45 @@
+"""One end of a transfer in a process of its own, to be killed.
+
+`python transfer_process.py receive NAME BYTES` grants one lease, prints `address slot generation`
+and waits. `python transfer_process.py send NAME ADDRESS SLOT GENERATION BYTES` writes the lease
+full, over and over, and prints a line after each round.
+"""
+
+import asyncio
+import sys
+
+from shared.transport.base import Grant, TransportContext
+from shared.transport.registry import transport_registry
+from tests.support.transfer_parts import INCARNATION, MODEL, TOKEN, receiver
+
+
+async def receive(name: str, nbytes: int) -> None:
+    async with receiver(name, slab_bytes=2 * nbytes) as end:
+        lease, _ = end.grant(nbytes)
+        print(end.address, lease.slot, lease.generation, flush=True)
+        await asyncio.Event().wait()
+
+
+async def send(name: str, address: str, lease: tuple[int, int], nbytes: int) -> None:
+    transport = transport_registry().get(name)(TransportContext(model=MODEL, incarnation="child"))
+    sender = transport.sender()
+    slot, generation = lease
+    grant = Grant(slot=slot, generation=generation, incarnation=INCARNATION, token=TOKEN)
+    await sender.open(address=address, grant=grant)
+    payload = bytes([7]) * nbytes
+    while True:
+        await sender.write(0, payload)
+        print("written", flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    what, name, *rest = arguments
+    if what == "receive":
+        asyncio.run(receive(name, int(rest[0])))
+    else:
+        address, slot, generation, nbytes = rest
+        asyncio.run(send(name, address, (int(slot), int(generation)), int(nbytes)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
