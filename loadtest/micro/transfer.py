@@ -114,13 +114,22 @@ def bench_transfer(
         TransportError: bytes did not arrive.
         InternalError: other bytes arrived than were sent.
     """
+    check_settings(sizes_mib=sizes_mib, transports=transports, repeats=repeats)
+    return asyncio.run(
+        _bench(sizes_mib=sizes_mib, wanted=transports, repeats=repeats, progress=progress)
+    )
+
+
+def check_settings(*, sizes_mib: Sequence[int], transports: Sequence[str], repeats: int) -> None:
+    """Refuses what cannot be measured.
+
+    Raises:
+        ConfigError: a size or count is not positive, or a transport is unknown.
+    """
     if min(repeats, *sizes_mib) < 1:
         raise ConfigError("sizes and repeats must be at least 1 each; raise the lower one")
     for name in transports:
         transport_registry().get(name)
-    return asyncio.run(
-        _bench(sizes_mib=sizes_mib, wanted=transports, repeats=repeats, progress=progress)
-    )
 
 
 async def _bench(
@@ -246,7 +255,7 @@ def _figures(runs: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the benchmark and prints its JSON; a process of its own, for the allocator variables."""
+    """Prints the benchmark's JSON; a process of its own, for the allocator variables."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.micro.transfer")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(DEFAULT_SIZES_MIB))
     parser.add_argument("--transports", nargs="*", default=[])

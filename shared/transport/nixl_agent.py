@@ -81,6 +81,11 @@ class NixlAgent:
             self._thread.shutdown()
             raise broken(error) from error
 
+    @property
+    def about(self) -> str:
+        """Library version and backend."""
+        return f"NIXL {self._library.version} over {BACKEND}"
+
     async def metadata(self) -> bytes:
         """What a peer needs in order to write here."""
         return await self._call(lambda: bytes(self._agent.get_agent_metadata()))
@@ -252,6 +257,17 @@ class NixlAgent:
                 f"the NIXL library failed ({error}): the peer's data do not fit or it is gone; "
                 "start a new attempt"
             ) from error
+
+
+def probe_agent() -> str:
+    """Starts an agent and frees it; says what was found.
+
+    Raises:
+        ConfigError: the library is not installed or does not work here; its code says which.
+    """
+    agent = NixlAgent("probe", mmap.mmap(-1, mmap.PAGESIZE))
+    asyncio.run(agent.close())
+    return f"{agent.about}, {MEMORY}, wire fingerprint {agent.fingerprint[:12]}"
 
 
 def _write_failed(error: object) -> HandoffError:

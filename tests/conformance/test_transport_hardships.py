@@ -14,7 +14,7 @@ import pytest
 from shared.errors import HandoffError
 from shared.transport import grpc_stream
 from shared.transport.base import Grant
-from shared.transport.frames import FrameKind
+from shared.transport.frames import FrameKind, encode_frame
 from tests.support.transfer_parts import (
     COPYING,
     INCARNATION,
@@ -86,7 +86,7 @@ async def test_damaged_bytes_are_refused(name: str, monkeypatch: pytest.MonkeyPa
 def damage(end: Receiver, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flips a bit of every chunk, after its checksum was taken and before it is compared."""
     if name == "grpc":
-        encode = grpc_stream.encode_frame
+        encode = encode_frame
 
         def damaged(kind: FrameKind, **fields) -> bytes:
             frame = bytearray(encode(kind, **fields))

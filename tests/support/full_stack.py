@@ -48,6 +48,7 @@ async def running_stack(
     profile: Path,
     *,
     spans: Callable[[str], SpanSource] | None = None,
+    transports: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stack]:
     """Starts all three; both workers have `profile`.
@@ -56,12 +57,13 @@ async def running_stack(
         model_dir: what they serve.
         profile: of both workers.
         spans: where the traces of a role go.
+        transports: settings of both workers that say how KV goes between them.
         settings: of the gateway.
     """
-    source = spans or (lambda _role: QuietSource())
+    source, ways = spans or (lambda _role: QuietSource()), transports or {}
     async with (
-        decode_server(model_dir, profile, spans=source("decode")) as decode,
-        prefill_worker(model_dir, profile=str(profile), spans=source("prefill")) as prefill,
+        decode_server(model_dir, profile, spans=source("decode"), **ways) as decode,
+        prefill_worker(model_dir, profile=str(profile), spans=source("prefill"), **ways) as prefill,
     ):
         values: dict[str, Any] = {
             "port": 0,
