@@ -25,7 +25,12 @@ def run_prefill(
         TandemError: a size does not fit, or our logits are not transformers'.
     """
     result = bench_prefill(
-        model=model, tokens=tokens, keep=keep, lp=lp, repeats=repeats, progress=_progress(as_json)
+        model=model,
+        tokens=tokens,
+        keep=keep,
+        lp=lp,
+        repeats=repeats,
+        progress=progress_to(as_json=as_json),
     )
     if as_json:
         print(json.dumps(result))
@@ -65,7 +70,7 @@ def run_decode(
         page_budget=page_budget,
         policy=policy,
         repeats=repeats,
-        progress=_progress(as_json),
+        progress=progress_to(as_json=as_json),
     )
     if as_json:
         print(json.dumps(result))
@@ -99,7 +104,8 @@ def _ratio(ratios: Mapping[str, Mapping[str, float]], name: str) -> str:
     return f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})" if ratio else "-"
 
 
-def _progress(as_json: bool) -> Callable[[str], None]:
+def progress_to(*, as_json: bool) -> Callable[[str], None]:
+    """Where a benchmark tells what it does: standard error, unless nobody would read it there."""
     quiet = as_json and not sys.stderr.isatty()
     return (lambda _: None) if quiet else lambda text: print(text, file=sys.stderr, flush=True)
 

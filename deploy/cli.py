@@ -188,7 +188,7 @@ def doctor(
 def health(
     role: Annotated[str, typer.Option(help="gateway, prefill or decode.")] = "gateway",
     address: Annotated[
-        str, typer.Option(help="host:port; the role's default port on loopback when empty.")
+        str, typer.Option(help="host:port; empty takes it from the settings of the role.")
     ] = "",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait.")] = 5.0,
     as_json: Json = False,

@@ -7,7 +7,8 @@ import typer
 from shared.types.page_policies import PagePolicyName
 
 bench_app = typer.Typer(
-    no_args_is_help=True, help="Speed of the engines against transformers, and of transports."
+    no_args_is_help=True,
+    help="Speed of the engines against transformers, of transports, and what the gateway costs.",
 )
 
 Model = Annotated[str, typer.Option(help="Catalog name, folder or hub id.")]
@@ -88,3 +89,53 @@ def transfer(
 
     names = [name.strip() for name in transports.split(",") if name.strip()]
     run_transfer(sizes=parse_sizes(sizes), transports=names, repeats=repeats, as_json=as_json)
+
+
+@bench_app.command("gateway")
+def gateway(
+    model: Annotated[
+        str, typer.Option(help="Catalog name or folder: its tokenizer and chat template are used.")
+    ] = "smollm2",
+    arrivals: Annotated[float, typer.Option(help="Requests a second, as a Poisson process.")] = 20,
+    open_streams: Annotated[int, typer.Option(help="Streams that are open meanwhile.")] = 32,
+    seconds: Annotated[float, typer.Option(help="How long requests arrive in one run.")] = 10,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt, about.")] = 256,
+    streams: Annotated[
+        int, typer.Option(min=0, help="Streams side by side in the second part; 0 leaves it out.")
+    ] = 32,
+    stream_tokens: Annotated[int, typer.Option(help="Tokens of each of those.")] = 1_500,
+    tokens_per_message: Annotated[
+        str, typer.Option(help="Tokens in one message of a decode worker, one table each.")
+    ] = "1,4",
+    repeats: Repeats = 5,
+    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """What the gateway adds: simulated workers, a real gateway and a minimal relay, alternating.
+
+    First part: time to first token of arriving requests beside open streams, less the time that
+    the workers measured themselves. Second part: tokens a second when workers send as fast as they
+    are read. A relay of gRPC to SSE without any of the gateway's work is measured in the same run.
+    All text is compared with what the workers sent.
+
+    JSON keys: first_token, throughput (by tokens a message), limits, parity, sizes, command,
+    commit, uncommitted_changes, hardware and python.
+    """
+    from deploy.bench_gateway import command_line, gateway_command, parse_counts, run_gateway
+    from loadtest.gateway_cost.settings import CostSettings
+    from shared.tokenizer.folder import find_model_folder
+
+    settings = CostSettings(
+        model_dir=find_model_folder(model),
+        gateway_command=gateway_command,
+        repeats=repeats,
+        seed=seed,
+        arrivals_per_s=arrivals,
+        open_streams=open_streams,
+        seconds=seconds,
+        prompt_tokens=prompt_tokens,
+        streams=streams,
+        stream_tokens=stream_tokens,
+        tokens_per_message=parse_counts(tokens_per_message),
+    )
+    run_gateway(settings, command=command_line(), as_json=as_json)

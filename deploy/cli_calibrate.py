@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from loadtest.quality.calibrate import WrittenProfile
-    from loadtest.quality.calibrate_profile import Calibration
-    from loadtest.quality.calibrate_settings import CalibrationSettings
-    from loadtest.quality.calibrate_sweep import Progress
-    from loadtest.quality.delta_calibrate import DeltaCalibration
+    from loadtest.calibration.delta_calibrate import DeltaCalibration
+    from loadtest.calibration.profile import Calibration
+    from loadtest.calibration.run import WrittenProfile
+    from loadtest.calibration.settings import CalibrationSettings
+    from loadtest.calibration.sweep import Progress
     from shared.model.profile_record import ModelProfile
 
 
@@ -103,7 +103,8 @@ def calibrate(
     agreement).
     """
     given = dict(locals())
-    from loadtest.quality.calibrate import run_calibration, summary
+    from loadtest.calibration.run import run_calibration
+    from loadtest.calibration.summary import summary
 
     settings = _settings(given)
     with _bars() as progress:
@@ -117,9 +118,8 @@ def _settings(given: dict[str, Any]) -> "CalibrationSettings":
     Raises:
         ConfigError: a flag's value cannot be.
     """
-    from loadtest.quality.calibrate import parse_lengths
-    from loadtest.quality.calibrate_settings import CalibrationSettings
-    from loadtest.quality.delta_settings import DeltaSettings
+    from loadtest.calibration.delta_settings import DeltaSettings
+    from loadtest.calibration.settings import CalibrationSettings, parse_lengths
 
     alike = (
         "model", "samples", "prompts", "saving_target", "seed", "device", "dtype",
@@ -175,7 +175,7 @@ def _pruning_report(found: "Calibration", profile: "ModelProfile") -> dict[str, 
 
 
 def _delta_report(delta: "DeltaCalibration") -> dict[str, Any]:
-    from loadtest.quality.delta_choice import expected_recall
+    from loadtest.calibration.delta_choice import expected_recall
 
     recall, low = delta.curves.recall_YY.tolist(), delta.curves.recall_low_YY.tolist()
     return {

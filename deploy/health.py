@@ -1,4 +1,7 @@
-"""`tandem health`: asks one role whether it is ready; the health check of containers."""
+"""`tandem health`: asks one role whether it is ready; the health check of containers.
+
+Its address comes from the same settings as the role's own, so both move together.
+"""
 
 import json
 
@@ -6,38 +9,51 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from deploy.settings import load_role
+from deploy.settings import ROLE_NAMES, load_role
 from protos.tandem.v1 import control_pb2, control_pb2_grpc
 from shared.errors import ConfigError
 from shared.telemetry.ports import join_address
 
-_DEFAULT_ADDRESSES = {
-    "gateway": "127.0.0.1:8000",
-    "prefill": "127.0.0.1:8101",
-    "decode": "127.0.0.1:8201",
-}
+_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}  # noqa: S104  asked, never bound
 
 
 def run_health(*, role: str, address: str, timeout_s: float, as_json: bool) -> int:
     """Prints the answer; returns 0 when the role is ready, 1 when it is not.
 
     Raises:
-        ConfigError: no such role.
+        ConfigError: no such role, a wrong setting, or a port that only the role itself knows.
     """
-    if role not in _DEFAULT_ADDRESSES:
-        raise ConfigError(f"unknown role {role!r}: choose one of {', '.join(_DEFAULT_ADDRESSES)}")
-    target = address or _DEFAULT_ADDRESSES[role]
-    probe = probe_gateway if role == "gateway" else probe_worker
+    if role not in ROLE_NAMES:
+        raise ConfigError(f"unknown role {role!r}: choose one of {', '.join(ROLE_NAMES)}")
     settings = load_role(role, file=None).value
-    if not address and settings.tls_cert is not None:
+    probe = probe_gateway if role == "gateway" else probe_worker
+    if address:
+        target = address
+    elif settings.tls_cert is not None:
         # The certificate is for the name that others use, not for loopback: ask the admin page.
-        target, probe = join_address(settings.admin_host, settings.admin_port), probe_gateway
+        target, probe = own_address(settings.admin_host, settings.admin_port), probe_gateway
+    else:
+        target = own_address(settings.host, settings.port)
     ready, detail = probe(target, timeout_s=timeout_s)
     if as_json:
         print(json.dumps({"role": role, "address": target, "ready": ready, "detail": detail}))
     else:
         print(f"{role} at {target}: {'ready' if ready else 'not ready'} ({detail})")
     return 0 if ready else 1
+
+
+def own_address(host: str, port: int) -> str:
+    """Where a role of this machine, or of this container, is asked.
+
+    Raises:
+        ConfigError: port 0, which the system replaced by a free one.
+    """
+    if port == 0:
+        raise ConfigError(
+            "the settings leave the port to the system (0); give --address HOST:PORT, which the "
+            "role printed when it was ready"
+        )
+    return join_address(_EVERY_ADDRESS.get(host, host), port)
 
 
 def probe_gateway(address: str, *, timeout_s: float) -> tuple[bool, str]:

@@ -15,6 +15,8 @@ class AnswerPlan:
     """What the workers enforce; empty: nothing."""
     tools: tuple[dict[str, Any], ...] = ()
     """Tools as the chat template prints them."""
+    held: frozenset[str] = frozenset()
+    """Tools whose arguments are held to their schemas."""
     reading: CallReading | None = None
     """How calls are read; None: the text is content."""
     visible: Mapping[int, str] = field(default_factory=dict)

@@ -55,6 +55,7 @@ from gateway.workers import DECODE, PREFILL, ChoicePolicy, Workers
 from shared.discovery.base import Discovery
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.discovery.static import StaticDiscovery, StaticSettings
+from shared.grammar.compiler import GrammarCompiler
 from shared.rpc.channel_pool import ChannelPool
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
@@ -119,6 +120,7 @@ class Gateway:
         self._admin_routes: AdminRoutes | None = None
         self._pipeline: Pipeline | None = None
         self._servers: _Servers | None = None
+        self._grammars: GrammarCompiler | None = None
         self._health_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -191,8 +193,10 @@ class Gateway:
     async def close(self) -> None:
         """Closes ports, cancels what still runs, tells the workers; twice is fine."""
         async with AsyncExitStack() as last:  # all of it, in reverse, whatever one step raises
-            last.push_async_callback(asyncio.to_thread, self._watched.spans.close)
+            last.push_async_callback(self._watched.close)
             last.push_async_callback(self._channels.close)
+            if self._grammars is not None:
+                last.callback(self._grammars.close)
             last.push_async_callback(self._discovery.close)
             last.push_async_callback(self._quotas.close)
             last.push_async_callback(self._background.close, timeout_s=_BACKGROUND_S)
@@ -250,13 +254,14 @@ class Gateway:
 
     def _make_intake(self, tokenizer: Tokenizer) -> Intake:
         config = self._config
+        self._grammars = self._watched.grammar_compiler(tokenizer)
         return Intake(
             tokenizer,
             workers=self.workers,
             naming=Naming(name=config.model_name, alias=Path(config.model).name),
             limits=IntakeLimits(timeout_s=config.request_timeout_s, max_choices=config.max_choices),
             planner=AnswerPlanner(
-                Enforcer(self._watched.grammar_compiler(tokenizer)),
+                Enforcer(self._grammars),
                 tokenizer=tokenizer,
                 tool_parser=config.tool_parser,
             ),
@@ -374,6 +379,8 @@ class Gateway:
         self._metrics.requests_in_flight.set(self._in_flight())
         self._metrics.queue_depth.set(self._admission.queued_requests)
         self._metrics.queued_prompt_tokens.set(self._admission.queued_tokens)
+        for role in (PREFILL, DECODE):
+            self._metrics.ready_workers.labels(role=role).set(self.workers.ready(role))
 
     def _details(self) -> dict[str, Any]:
         return {

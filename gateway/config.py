@@ -107,7 +107,7 @@ class GatewayConfig:
     log_format: str = "auto"
     """auto, json or text."""
     otlp_endpoint: str = ""
-    """OTLP/gRPC collector of traces, like http://localhost:4317 (extra otel); empty sends none."""
+    """OTLP/gRPC collector of traces and GenAI metrics, like http://localhost:4317 (extra otel)."""
     otlp_sample_ratio: float = 1.0
     """Share of the requests that are traced when their caller does not say, 0 to 1."""
     debug_requests: int = 256

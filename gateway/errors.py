@@ -7,6 +7,7 @@ from typing import Any
 from shared.errors import (
     AuthenticationError,
     CancelledError,
+    ContextLengthError,
     DeadlineError,
     HandoffError,
     InvalidRequestError,
@@ -60,8 +61,15 @@ def reply_for(error: TandemError) -> ErrorReply:
         ((status, kind) for cls, status, kind in _STATUSES if isinstance(error, cls)),
         (500, "server_error"),
     )
-    body = error_body(message=error.message, kind=kind, code=error.error_code, param=error.param)
+    body = error_body(message=_text_of(error), kind=kind, code=error.error_code, param=error.param)
     return ErrorReply(status, body, _retry_headers(status, error))
+
+
+def _text_of(error: TandemError) -> str:
+    # openai-python 3 shows callers the message alone, and LangChain looks for the code in it.
+    if isinstance(error, ContextLengthError):
+        return f"{error.message} ({error.error_code})"
+    return error.message
 
 
 def _retry_headers(status: int, error: TandemError) -> dict[str, str]:

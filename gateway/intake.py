@@ -5,12 +5,14 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from gateway.answer_plan import AnswerPlan
+from gateway.conversation import Conversation
 from gateway.job import GenerationJob
 from gateway.planner import AnswerPlanner
 from gateway.prompt_parts import AskedParts, RenderedChat, refuse_parts, resolve_parts
-from gateway.schema.chat import ChatBody
 from gateway.schema.completions import CompletionBody
 from gateway.schema.generation import GenerationBody
 from gateway.schema.translate import (
@@ -29,6 +31,10 @@ from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.options import RequestOptions
 
 _UNKNOWN_CONTEXT = 2048
+
+_AT_ONCE_CHARS = 4_096
+"""Rendering and tokenizing so much text takes under a millisecond. More is done in a thread, where
+it stalls no other stream, but waits for the interpreter's lock, often for longer than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,34 +141,37 @@ class Intake:
         text = repr((package_version(), serving, replace(options, trace=False)))
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    async def chat_job(self, body: ChatBody, origin: Origin) -> GenerationJob:
+    async def conversation_job(self, asked: Conversation, origin: Origin) -> GenerationJob:
         """The job of a conversation.
 
         Raises:
             InvalidRequestError: unknown model, no chat template, or it does not fit.
         """
-        self.check_model(body.model)
-        self.refuse_too_many(len(body.messages))
-        plan = await self.planner.plan(body)
+        body, param = asked.body, asked.param
+        plan = await self._plan(asked)
         prompt = await self.encode_chat(
-            [message.for_template() for message in body.messages],
+            asked.turns(),
             body.template_variables() | plan.variables(),
             options=options_of(body.tandem),
             asked=parts_of(body.tandem),
+            param=param,
         )
-        return replace(self._job(body, prompt, origin, param="messages"), plan=plan)
+        return replace(self._job(body, prompt, origin, param=param), plan=plan)
 
-    async def render_chat(self, body: ChatBody) -> str:
-        """The prompt of a conversation, as `chat_job` would make it.
+    async def render_conversation(self, asked: Conversation) -> str:
+        """The prompt of a conversation, as `conversation_job` would make it.
 
         Raises:
             InvalidRequestError: unknown model, no chat template, or far too much text.
         """
-        self.check_model(body.model)
-        self.refuse_too_many(len(body.messages))
-        plan = await self.planner.plan(body)
-        variables = body.template_variables() | plan.variables()
-        return await self.render([m.for_template() for m in body.messages], variables)
+        plan = await self._plan(asked)
+        variables = asked.body.template_variables() | plan.variables()
+        return await self.render(asked.turns(), variables, param=asked.param)
+
+    async def _plan(self, asked: Conversation) -> AnswerPlan:
+        self.check_model(asked.body.model)
+        self.refuse_too_many(asked.length, param=asked.param)
+        return await self.planner.plan(asked.asked)
 
     async def completion_jobs(self, body: CompletionBody, origin: Origin) -> list[GenerationJob]:
         """One job a prompt.
@@ -190,7 +199,7 @@ class Intake:
             ContextLengthError: the text is far too long to be worth encoding.
         """
         self.refuse_hopeless(text, param=param)
-        return await asyncio.to_thread(self.tokenizer.encode, text)
+        return await self._encode(text, add_special_tokens=True)
 
     async def encode_chat(
         self,
@@ -199,6 +208,7 @@ class Intake:
         *,
         options: RequestOptions,
         asked: AskedParts,
+        param: str = "messages",
     ) -> PromptInput:
         """A rendered conversation, and `options` with the parts of it that were asked for.
 
@@ -207,9 +217,9 @@ class Intake:
                 part.
         """
         template = self._template()
-        text = await self.render(messages, variables)
+        text = await self.render(messages, variables, param=param)
         if not asked.anything:
-            ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=False)
+            ids = await self._encode(text, add_special_tokens=False)
             return PromptInput(ids=ids, options=options)
         chat = RenderedChat(template=template, messages=messages, variables=variables, text=text)
         return await asyncio.to_thread(self._with_parts, chat, options, asked)
@@ -220,21 +230,29 @@ class Intake:
         variables: Mapping[str, Any],
         *,
         add_generation_prompt: bool = True,
+        param: str = "messages",
     ) -> str:
         """A conversation as the chat template prints it.
 
         Raises:
             InvalidRequestError: no chat template, a refusal by it, or far too much text.
         """
-        # Rendering and tokenizing a long conversation takes long enough to stall other streams.
-        text = await asyncio.to_thread(
+        render = partial(
             self._template().render,
             messages,
             variables=variables,
             add_generation_prompt=add_generation_prompt,
         )
-        self.refuse_hopeless(text, param="messages")
+        short = _is_short(messages) and not variables
+        text = render() if short else await asyncio.to_thread(render)
+        self.refuse_hopeless(text, param=param)
         return text
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        if len(text) <= _AT_ONCE_CHARS:
+            return encode()
+        return await asyncio.to_thread(encode)
 
     def _template(self) -> ChatTemplate:
         template = self.tokenizer.chat_template
@@ -267,18 +285,18 @@ class Intake:
                 param=param,
             )
 
-    def refuse_too_many(self, messages: int) -> None:
+    def refuse_too_many(self, turns: int, *, param: str = "messages") -> None:
         """Looks at a conversation before any work is done for its single messages.
 
         Raises:
             ContextLengthError: even with a token each they cannot fit.
         """
         limit = self.max_model_len()
-        if messages > limit:
+        if turns > limit:
             raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens, but there are {messages} "
-                "messages, which are at least as many tokens. Shorten the messages.",
-                param="messages",
+                f"This model's maximum context length is {limit} tokens, but the {param} has "
+                f"{turns} turns, which are at least as many tokens. Shorten the {param}.",
+                param=param,
             )
 
     def checked_ids(self, ids: Sequence[int], *, param: str) -> list[int]:
@@ -330,7 +348,7 @@ class Intake:
             stop=stop_of(
                 body, max_tokens=max_tokens, eos_ids=self.tokenizer.eos_ids, vocab_size=vocab
             ),
-            branches=self.checked_choices(body.n or 1, param="n"),
+            branches=self.checked_choices(body.branches(), param="n"),
             options=prompt.options,
             include_stop=bool(body.include_stop_str_in_output),
             arrived=origin.arrived,
@@ -341,3 +359,16 @@ class Intake:
 def new_origin(request_id: str, endpoint: str) -> Origin:
     """The origin of a request that arrives now."""
     return Origin(request_id=request_id, endpoint=endpoint, arrived=time.monotonic())
+
+
+def _is_short(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation is plain text and little of it."""
+    room = _AT_ONCE_CHARS
+    for message in messages:
+        for value in message.values():
+            if not isinstance(value, str):
+                return False
+            room -= len(value) + 1
+        if room < 0:
+            return False
+    return True

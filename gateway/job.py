@@ -107,6 +107,8 @@ class RequestReport:
     """Prompt tokens."""
     completion_tokens: int = 0
     """Generated tokens of all answers."""
+    finish_reasons: tuple[FinishReason, ...] = ()
+    """Why the model stopped, one an answer; empty before the end."""
     kept_tokens: int = 0
     """Tokens kept after the pruning layer."""
     kv_bytes: int = 0

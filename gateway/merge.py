@@ -9,21 +9,21 @@ from gateway.background import end_tasks
 E = TypeVar("E")
 
 
-async def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[E, None]:
+def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[E, None]:
     """Events as they come; those that are ready together come in the order of `streams`.
 
     No stream runs more than one event ahead of the reader. The first error ends all streams, and
-    so does closing the iterator.
+    so does closing the iterator. One stream stays what it is.
 
     Raises:
         Exception: whatever one of them raised.
     """
+    return streams[0] if len(streams) == 1 else _merged(streams)
+
+
+async def _merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[E, None]:
     upcoming: dict[int, asyncio.Future[E]] = {}
     try:
-        if len(streams) == 1:
-            async for event in streams[0]:
-                yield event
-            return
         for index, stream in enumerate(streams):
             upcoming[index] = asyncio.ensure_future(anext(stream))
         while upcoming:

@@ -1,11 +1,13 @@
 """What the gateway tells about itself, put together from its settings: metrics, spans, requests."""
 
+import asyncio
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
 from gateway.debug.request_log import LogLimits, RequestLog
+from gateway.gen_ai_metrics import HISTOGRAMS, GenAiMetrics
 from gateway.observer import RequestObserver
 from gateway.recorder import Recorder
 from gateway.slo import SloBounds, SloWatch
@@ -15,7 +17,7 @@ from shared.config.version import package_version
 from shared.grammar.compiler import GrammarCompiler
 from shared.telemetry.metrics import BuildMetrics, GatewayMetrics
 from shared.telemetry.spans import SpanOwner, SpanSource
-from shared.telemetry.tracing import open_spans
+from shared.telemetry.tracing import open_histograms, open_spans
 from shared.tokenizer.tokenizer import Tokenizer
 
 ROLE = "gateway"
@@ -35,6 +37,8 @@ class Observability:
     """What runs here."""
     spans: SpanSource
     """Where traces go."""
+    gen_ai: GenAiMetrics | None
+    """What a collector is told of requests; None without a collector."""
     config: GatewayConfig
     """The settings."""
 
@@ -62,13 +66,15 @@ class Observability:
             or open_spans(
                 owner, endpoint=config.otlp_endpoint, sample_ratio=config.otlp_sample_ratio
             ),
+            gen_ai=_gen_ai(config, owner=owner),
             config=config,
         )
 
     def observers(self) -> tuple[RequestObserver, ...]:
         """Who is told of requests."""
         bounds = SloBounds(ttft_s=self.config.slo_ttft_s, tpot_s=self.config.slo_tpot_s)
-        return (Recorder(self.metrics), SloWatch(self.metrics, bounds=bounds), SpanNotes())
+        ours = (Recorder(self.metrics), SloWatch(self.metrics, bounds=bounds), SpanNotes())
+        return ours if self.gen_ai is None else (*ours, self.gen_ai)
 
     def request_log(self, tokenizer: Tokenizer) -> RequestLog:
         """The log of the last requests; with their prompts when the operator wants them."""
@@ -88,3 +94,15 @@ class Observability:
         """Says what runs here, once it is known."""
         self.build.build_info.labels(role=ROLE, model=model, version=package_version()).set(1)
         self.build.config_info.labels(role=ROLE, config=config_fingerprint(self.config)).set(1)
+        if self.gen_ai is not None:
+            self.gen_ai.serves(model)
+
+    async def close(self) -> None:
+        """Sends what a collector has not got yet, for seconds at most."""
+        closing = [self.spans.close, *([self.gen_ai.close] if self.gen_ai is not None else [])]
+        await asyncio.gather(*(asyncio.to_thread(close) for close in closing))
+
+
+def _gen_ai(config: GatewayConfig, *, owner: SpanOwner) -> GenAiMetrics | None:
+    sink = open_histograms(owner, endpoint=config.otlp_endpoint, histograms=HISTOGRAMS)
+    return None if sink is None else GenAiMetrics(sink)

@@ -64,6 +64,7 @@ class Pipeline:
         self._observer = observer
         self._log = log
         self._retries = retries
+        self._jitter = random.Random()  # noqa: S311  spreads retries, guards nothing
         self.running = InFlight()
 
     def refuse_if_full(self) -> None:
@@ -105,7 +106,8 @@ class Pipeline:
         finished: Finished | None = None
         try:
             with self._log.record(job, handoff_id=state.handoff_id, report=state.report):
-                async with aclosing(self._answer(state)) as events:
+                await self._wait_turn(state)
+                async with aclosing(self._attempts(state)) as events:
                     async for event in events:
                         if isinstance(event, Finished) and event.last:
                             finished = event
@@ -132,13 +134,10 @@ class Pipeline:
                 self._observer.disconnected("queue")
             raise
 
-    async def _answer(self, state: RunState) -> AsyncGenerator[Event, None]:
+    async def _wait_turn(self, state: RunState) -> None:
         with child_scope("gateway.queue"):
             await self._entrance.wait(state.place, state.job)
         state.report.phases_s["gateway_queue"] = state.place.waited_s
-        async with aclosing(self._attempts(state)) as events:
-            async for event in events:
-                yield event
 
     def _settle(self, state: RunState) -> None:
         """Charges the answer tokens, which may take a round trip, beside the end of the answer."""
@@ -168,7 +167,7 @@ class Pipeline:
                 self._retrying(state, error)
             else:
                 return
-            await asyncio.sleep(_BACKOFF_S * failures * random.uniform(0.5, 1.5))  # noqa: S311
+            await asyncio.sleep(_BACKOFF_S * failures * self._jitter.uniform(0.5, 1.5))
 
     def _may_retry(self, state: RunState, error: TandemError, failures: int) -> bool:
         if state.began_decode or failures > self._retries.per_request:

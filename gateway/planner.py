@@ -1,14 +1,13 @@
 """Settles what the answers of a request must be: response format and tools into a grammar."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.answer_plan import AnswerPlan
-from gateway.schema.chat import ChatBody
-from gateway.schema.generation import GenerationBody
-from gateway.schema.structured import ResponseFormat
-from gateway.schema.tools import AllowedTools, NamedTool, Tool
+from gateway.schema.tools import AllowedTools, NamedTool, Tool, ToolChoice
 from gateway.structured.enforcer import ANY_OBJECT, Enforcer
+from gateway.tools.base import ToolFormat
 from gateway.tools.grammar import CallRules, call_grammar
 from gateway.tools.reading import CallReading
 from gateway.tools.registry import format_for
@@ -17,7 +16,29 @@ from shared.tokenizer.tokenizer import Tokenizer
 
 NO_PARSER = "tool_parser_missing"
 
-_SCHEMA_PARAM = "response_format.json_schema.schema"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedAnswer:
+    """What a request says about its answers, whatever the API."""
+
+    schema: dict[str, Any] | None = None
+    """Of an answer that is one JSON value; None: any text."""
+    schema_param: str = "response_format"
+    """Field that the schema came from."""
+    tools: tuple[Tool, ...] = ()
+    """What the model may call."""
+    tool_param: str = "tools.{}.function"
+    """Field that a tool's name and parameters came in, by the tool's index."""
+    strict_by_default: bool = False
+    """Tools that do not say otherwise are held to their schemas, where all of these can be."""
+    choice: ToolChoice = None
+    """Whether it must, and what; None: it decides."""
+    several: bool = True
+    """Several calls in one answer."""
+    ignore_eos: bool = False
+    """End-of-text does not end an answer."""
+    min_tokens: int = 0
+    """Nothing ends an answer before so many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +51,11 @@ class Offer:
     """Indices of those that may be called."""
     required: bool
     """One of them must be."""
+
+    def holds(self, index: int, *, default: bool) -> bool:
+        """Whether a tool's arguments must conform to its schema."""
+        strict = self.tools[index].function.strict
+        return self.required or (default if strict is None else strict)
 
 
 class AnswerPlanner:
@@ -47,23 +73,22 @@ class AnswerPlanner:
         self._tool_parser = tool_parser
         self._format = format_for(tool_parser, tokenizer.chat_template)
 
-    async def plan(self, body: ChatBody) -> AnswerPlan:
-        """The plan of a conversation.
+    async def plan(self, asked: AskedAnswer) -> AnswerPlan:
+        """The plan of a request.
 
         Raises:
             InvalidRequestError: a schema that cannot be enforced, tools that this model has no
                 format for, or parameters that contradict a grammar.
         """
-        answer, param = _answer_schema(body.response_format)
-        offer = _offer_of(body)
+        offer = _offer_of(asked)
         if offer is not None:
-            plan = await self._with_tools(body, offer, answer, param)
+            plan = await self._with_tools(asked, offer)
         else:
-            plan = AnswerPlan(grammar=await self.grammar(answer, param=param))
-        _refuse_contradictions(body, plan)
+            plan = AnswerPlan(grammar=await self._grammar(asked.schema, param=asked.schema_param))
+        _refuse_endless(plan.grammar, asked)
         return plan
 
-    async def grammar(self, schema: dict[str, Any] | None, *, param: str) -> str:
+    async def _grammar(self, schema: dict[str, Any] | None, *, param: str) -> str:
         """The grammar of an answer that is one JSON value; empty without a schema.
 
         Raises:
@@ -71,18 +96,26 @@ class AnswerPlanner:
         """
         return "" if schema is None else await self._enforcer.json_schema(schema, param=param)
 
-    async def _with_tools(
-        self, body: ChatBody, offer: Offer, answer: dict[str, Any] | None, param: str
-    ) -> AnswerPlan:
+    async def _with_tools(self, asked: AskedAnswer, offer: Offer) -> AnswerPlan:
         form = self._format
         template = self._tokenizer.chat_template
         if form is None or template is None or not template.knows_tools:
             raise self._no_format()
-        await self.grammar(answer, param=param)
+        await self._grammar(asked.schema, param=asked.schema_param)
+        if asked.strict_by_default:
+            with contextlib.suppress(InvalidRequestError):  # the plan tells which tools are held
+                return await self._with_calls(asked, offer, form, default=True)
+        return await self._with_calls(asked, offer, form, default=False)
+
+    async def _with_calls(
+        self, asked: AskedAnswer, offer: Offer, form: ToolFormat, *, default: bool
+    ) -> AnswerPlan:
+        answer = asked.schema
+        held = [i for i in offer.allowed if offer.holds(i, default=default)]
         rules = CallRules(
-            tools=[await self._arguments(offer, index) for index in offer.allowed],
+            tools=[await self._arguments(asked, i, held=i in held) for i in offer.allowed],
             required=offer.required,
-            several=body.parallel_tool_calls is not False,
+            several=asked.several,
             answer=answer,
         )
         grammar = call_grammar(form, rules, special_id=self._tokenizer.special_id)
@@ -91,6 +124,7 @@ class AnswerPlanner:
         return AnswerPlan(
             grammar=grammar,
             tools=tuple(tool.for_template() for tool in offer.tools),
+            held=frozenset(offer.tools[i].function.name for i in held if grammar),
             reading=CallReading(
                 form=form,
                 names=tuple(name for name, _ in rules.tools),
@@ -103,13 +137,15 @@ class AnswerPlanner:
             },
         )
 
-    async def _arguments(self, offer: Offer, index: int) -> tuple[str, dict[str, Any]]:
-        """A tool's name and what its arguments must be; checked where they are enforced."""
-        function = offer.tools[index].function
-        if not (offer.required or function.strict):
+    async def _arguments(
+        self, asked: AskedAnswer, index: int, *, held: bool
+    ) -> tuple[str, dict[str, Any]]:
+        """A tool's name and what its arguments must be; checked where they are held to it."""
+        function = asked.tools[index].function
+        if not held:
             return function.name, ANY_OBJECT
         schema = function.arguments_schema()
-        await self.grammar(schema, param=f"tools.{index}.function.parameters")
+        await self._grammar(schema, param=f"{asked.tool_param.format(index)}.parameters")
         return function.name, schema
 
     def _no_format(self) -> InvalidRequestError:
@@ -126,23 +162,15 @@ class AnswerPlanner:
         )
 
 
-def _answer_schema(given: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
-    if given is None or given.type == "text":
-        return None, "response_format"
-    if given.json_schema is None or given.type == "json_object":
-        return ANY_OBJECT, "response_format"
-    return given.json_schema.definition, _SCHEMA_PARAM
-
-
-def _offer_of(body: ChatBody) -> Offer | None:
+def _offer_of(asked: AskedAnswer) -> Offer | None:
     """The tools that may be called; None when there are none."""
-    tools, choice = tuple(body.tools or ()), body.tool_choice
+    tools, choice = asked.tools, asked.choice
     names = [tool.function.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise InvalidRequestError(
                 f"two tools are called {name!r}; give each a name of its own",
-                param=f"tools.{index}.function.name",
+                param=f"{asked.tool_param.format(index)}.name",
             )
     if not tools and choice not in (None, "none", "auto"):
         raise InvalidRequestError(
@@ -169,20 +197,12 @@ def _offer_of(body: ChatBody) -> Offer | None:
     )
 
 
-def _refuse_contradictions(body: GenerationBody, plan: AnswerPlan) -> None:
-    refuse_endless(plan.grammar, ignore_eos=bool(body.ignore_eos), min_tokens=body.min_tokens or 0)
-
-
-def refuse_endless(grammar: str, *, ignore_eos: bool, min_tokens: int) -> None:
-    """Refuses to go on where a grammar ends.
-
-    Raises:
-        InvalidRequestError: the answer has a grammar and is not to end with it.
-    """
-    if grammar and (ignore_eos or min_tokens):
-        param = "ignore_eos" if ignore_eos else "min_tokens"
+def _refuse_endless(grammar: str, asked: AskedAnswer) -> None:
+    """Refuses to go on where a grammar ends."""
+    if grammar and (asked.ignore_eos or asked.min_tokens):
+        param = "ignore_eos" if asked.ignore_eos else "min_tokens"
         raise InvalidRequestError(
-            f"{param} keeps an answer from ending, but response_format or tools say where it "
+            f"{param} keeps an answer from ending, but {asked.schema_param} or tools say where it "
             "ends; leave one of them out",
             param=param,
         )

@@ -148,6 +148,7 @@ class RunState:
         later, span = count - len(self.answers), max(self._last_at.values()) - timeline.first_token
         timeline.ended = time.monotonic()
         self.report.completion_tokens = count
+        self.report.finish_reasons = tuple(a.reason for a in self.answers if a.reason is not None)
         self.report.prompt_tokens = len(self.job.prompt_ids)
         self.report.tokens_per_s = later / span if later > 0 and span > 0 else 0.0
         self.observer.finished(self.job, self.report, completion_tokens=count)

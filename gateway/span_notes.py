@@ -1,10 +1,8 @@
 """What a request's span says, in the names of OpenTelemetry's GenAI conventions; never its text."""
 
 from gateway.job import GenerationJob, RequestReport
+from shared.telemetry import gen_ai
 from shared.telemetry.spans import current_span
-
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
-_PROVIDER = "tandem"
 
 
 class SpanNotes:
@@ -17,11 +15,11 @@ class SpanNotes:
             return
         span.note(
             {
-                "gen_ai.operation.name": _OPERATIONS.get(job.endpoint, "generate_content"),
-                "gen_ai.provider.name": _PROVIDER,
-                "gen_ai.request.model": job.model,
-                "gen_ai.request.max_tokens": job.stop.max_tokens,
-                "gen_ai.usage.input_tokens": len(job.prompt_ids),
+                gen_ai.OPERATION: gen_ai.operation_of(job.endpoint),
+                gen_ai.PROVIDER: gen_ai.PROVIDER_NAME,
+                gen_ai.REQUEST_MODEL: job.model,
+                gen_ai.REQUEST_MAX_TOKENS: job.stop.max_tokens,
+                gen_ai.INPUT_TOKENS: len(job.prompt_ids),
                 "tandem.mode": job.options.mode.value,
             }
         )
@@ -31,14 +29,16 @@ class SpanNotes:
         """Never one event a token."""
 
     def finished(
-        self, _job: GenerationJob, /, report: RequestReport, *, completion_tokens: int
+        self, job: GenerationJob, report: RequestReport, *, completion_tokens: int
     ) -> None:
         """Says what came out."""
         span = current_span()
         if span is not None:
             span.note(
                 {
-                    "gen_ai.usage.output_tokens": completion_tokens,
+                    gen_ai.RESPONSE_MODEL: job.model,
+                    gen_ai.FINISH_REASONS: [reason.value for reason in report.finish_reasons],
+                    gen_ai.OUTPUT_TOKENS: completion_tokens,
                     "tandem.kept_tokens": report.kept_tokens,
                     "tandem.kv_bytes": report.kv_bytes,
                     "tandem.transport": report.transport,
@@ -51,7 +51,7 @@ class SpanNotes:
         """Marks the moment."""
         span = current_span()
         if span is not None:
-            span.event("retry", {"error.type": reason})
+            span.event("retry", {gen_ai.ERROR_TYPE: reason})
 
     def disconnected(self, phase: str) -> None:
         """Says when the client left."""

@@ -1,4 +1,4 @@
-"""Server-sent events as OpenAI clients read them: data lines and comments, nothing else."""
+"""Server-sent events as OpenAI clients read them: never an id or a retry line."""
 
 from typing import Any
 
@@ -16,3 +16,9 @@ HEADERS = {
 def frame(value: dict[str, Any]) -> bytes:
     """One JSON object on one data line; numbers that JSON lacks become null."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def named_frame(value: dict[str, Any]) -> bytes:
+    """The same with an event line, which repeats the object's `type`."""
+    kind: str = value["type"]
+    return b"event: " + kind.encode() + b"\n" + frame(value)

@@ -119,6 +119,14 @@ class Workers:
         """Number of prefill workers that take work; 0 as long as no request can be served."""
         return 0 if self.missing() is not None else len(self._live(PREFILL))
 
+    def ready(self, role: str) -> int:
+        """Number of workers of a role that answer and do not drain."""
+        now = self._clock()
+        return sum(
+            not card.draining and self._breaker(card.worker_id).allows(now)
+            for card in self._discovery.cards(role)
+        )
+
     def has_alternative(self, *, avoid: set[str]) -> bool:
         """Whether another prefill worker than those in `avoid` takes work."""
         cards = self._discovery.cards(PREFILL)

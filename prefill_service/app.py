@@ -383,6 +383,7 @@ class _Parts:
     async def close(self) -> None:
         """Ends the engine and drops every connection."""
         await self.engine.close()
+        self.grammars.close()
         await self.client.close()
         for transport in self.transports.values():
             await transport.close()

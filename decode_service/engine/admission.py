@@ -53,8 +53,8 @@ def admit(spec: ReserveSpec, capacity: Capacity) -> GroupTokens:
     _check_counts(spec, capacity)
     if spec.prompt_tokens >= capacity.max_model_len:
         raise ContextLengthError(
-            f"the prompt has {spec.prompt_tokens} tokens, but the context of this worker ends at "
-            f"{capacity.max_model_len}, answer included; shorten the prompt"
+            f"This model's maximum context length is {capacity.max_model_len} tokens, answer "
+            f"included, but the prompt has {spec.prompt_tokens}; shorten the prompt"
         )
     growth = min(spec.max_new_tokens, capacity.max_model_len - spec.prompt_tokens) - 1
     own = MOST_TAIL_SLOTS + growth if spec.num_branches > 1 else 0

@@ -20,6 +20,7 @@ from decode_service.engine.scheduler import Scheduler
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.engine.worker import DecodeWorker, WorkerSettings
 from decode_service.sparsity.registry import policy_for
+from shared.grammar.compiler import GrammarCompiler
 from shared.model.weights import LoadedModel
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.model_identity import ModelIdentity
@@ -35,6 +36,8 @@ class Core:
     """Steps rows."""
     worker: DecodeWorker
     """Everything but the network."""
+    grammars: GrammarCompiler
+    """Compiles what answers must conform to."""
 
     @property
     def identity(self) -> ModelIdentity:
@@ -78,11 +81,14 @@ def build_core(
         clock=time.monotonic,
     )
     vocab_size = loaded.model.config.vocab_size
+    tokenizer = Tokenizer.from_folder(loaded.folder)
+    grammars = GrammarCompiler(tokenizer, on_compiled=recorder.grammar_compiled)
     worker = DecodeWorker(
         table=table,
         intake=_intake(config, memory, table=table, engine=engine, vocab_size=vocab_size),
         engine=engine,
-        tokenizer=Tokenizer.from_folder(loaded.folder),
+        tokenizer=tokenizer,
+        grammars=grammars,
         settings=WorkerSettings(
             capacity=memory.capacity,
             sparsity=loaded.profile.sparsity,
@@ -93,7 +99,7 @@ def build_core(
         observer=recorder,
         clock=time.monotonic,
     )
-    return Core(memory=memory, runner=runner, worker=worker)
+    return Core(memory=memory, runner=runner, worker=worker, grammars=grammars)
 
 
 def _watched(

@@ -86,9 +86,6 @@ class WorkerObserver(Protocol):
     def commit_ended(self, *, error: TandemError | None) -> None:
         """A commit was adopted, or refused with an error."""
 
-    def grammar_compiled(self, seconds: float) -> None:
-        """A grammar was compiled; called in the thread that did it."""
-
 
 class Generation:
     """One running answer as its reader sees it.
@@ -121,7 +118,8 @@ class DecodeWorker:
         table: reservations.
         intake: serves commits.
         engine: steps the rows.
-        tokenizer: for stop strings and grammars.
+        tokenizer: for stop strings.
+        grammars: compiles what answers must conform to.
         settings: sizes and profile.
         observer: hears of endings.
         clock: monotonic seconds.
@@ -134,6 +132,7 @@ class DecodeWorker:
         intake: Intake,
         engine: DecodeEngine,
         tokenizer: Tokenizer,
+        grammars: GrammarCompiler,
         settings: WorkerSettings,
         observer: WorkerObserver,
         clock: Callable[[], float],
@@ -142,7 +141,7 @@ class DecodeWorker:
         self.intake = intake
         self.engine = engine
         self._tokenizer = tokenizer
-        self._grammars = GrammarCompiler(tokenizer, on_compiled=observer.grammar_compiled)
+        self._grammars = grammars
         self._settings = settings
         self._observer = observer
         self._clock = clock

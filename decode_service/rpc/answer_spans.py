@@ -1,6 +1,7 @@
 """The parts of an answer's life as spans and events under its call's span."""
 
 from decode_service.engine.stream import Ending
+from shared.telemetry import gen_ai
 from shared.telemetry.spans import Span
 
 TOKENS_PER_EVENT = 64
@@ -36,7 +37,7 @@ class AnswerSpans:
             part.end(s_ago=max(0.0, since))
         span.note(
             {
-                "gen_ai.usage.output_tokens": ending.generated_tokens,
+                gen_ai.OUTPUT_TOKENS: ending.generated_tokens,
                 "tandem.finish_reason": ending.reason.value,
                 "tandem.attended": ending.attended,
                 "tandem.dense": ending.dense,

@@ -1,7 +1,6 @@
 """Calls to decode workers."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 from gateway.clients.events import (
     DecodeAccepted,
@@ -31,7 +30,7 @@ class DecodeClient:
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
-    async def decode(
+    def decode(
         self, address: str, call: DecodeCall, *, timeout_s: float
     ) -> AsyncGenerator[DecodeEvent, None]:
         """Generates; closing the iterator cancels it.
@@ -39,13 +38,10 @@ class DecodeClient:
         Raises:
             TandemError: the worker refused or failed, or the connection broke.
         """
-        stream = self._stub(address).Decode(
-            _request(call, timeout_s), timeout=timeout_s, wait_for_ready=False
+        request, stub = _request(call, timeout_s), self._stub(address)
+        return events_of(
+            lambda: stub.Decode(request, timeout=timeout_s, wait_for_ready=False), _event
         )
-        events: AsyncGenerator[DecodeEvent, None] = events_of(stream, _event)
-        async with aclosing(events):
-            async for event in events:
-                yield event
 
     async def cancel(self, address: str, handoff: HandoffKey) -> None:
         """Ends a generation within one step."""

@@ -27,15 +27,16 @@ def worker_errors() -> Generator[None]:
 
 
 async def events_of(
-    stream: "grpc.aio.UnaryStreamCall[R, M]", convert: Callable[[M], E | None]
+    call: "Callable[[], grpc.aio.UnaryStreamCall[R, M]]", convert: Callable[[M], E | None]
 ) -> AsyncGenerator[E, None]:
     """The events of a streaming call, without those that `convert` has no use for.
 
-    Closing the iterator cancels the call.
+    The call is made when the first event is asked for; closing the iterator cancels it.
 
     Raises:
         TandemError: the worker refused or failed, or the connection broke.
     """
+    stream = call()
     try:
         with worker_errors():
             async for message in stream:

@@ -1,7 +1,6 @@
 """Calls to prefill workers."""
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from gateway.clients.events import (
     FirstTokens,
@@ -30,7 +29,7 @@ class PrefillClient:
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
-    async def prefill(
+    def prefill(
         self, address: str, call: PrefillCall, *, timeout_s: float
     ) -> AsyncGenerator[PrefillEvent, None]:
         """Runs a prompt; closing the iterator cancels it.
@@ -38,13 +37,10 @@ class PrefillClient:
         Raises:
             TandemError: the worker refused or failed, or the connection broke.
         """
-        stream = self._stub(address).Prefill(
-            _request(call, timeout_s), timeout=timeout_s, wait_for_ready=False
+        request, stub = _request(call, timeout_s), self._stub(address)
+        return events_of(
+            lambda: stub.Prefill(request, timeout=timeout_s, wait_for_ready=False), _event
         )
-        events: AsyncGenerator[PrefillEvent, None] = events_of(stream, _event)
-        async with aclosing(events):
-            async for event in events:
-                yield event
 
     async def resend(
         self,

@@ -6,33 +6,64 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway import sse
+from gateway.errors import ErrorReply
 from gateway.job import Event, Finished, GenerationJob, TextDelta
 from gateway.merge import merged
-from gateway.schema.generation import GenerationBody
+from gateway.routes.prepared import Streams
+from gateway.routes.stream import error_frame
+from gateway.schema.generation import ChoicesBody
 from gateway.schema.replies import ReplyFormat, WholeAnswer, usage_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A request that may run."""
+class PreparedChoices:
+    """A chat or a plain completion that may run."""
 
     jobs: Sequence[GenerationJob]
     """One a prompt."""
-    body: GenerationBody
+    body: ChoicesBody
     """As the client sent it."""
     format: ReplyFormat
     """How to answer."""
     headers: dict[str, str]
     """Headers about ignored fields."""
 
+    @property
+    def streamed(self) -> bool:
+        """`stream`."""
+        return bool(self.body.stream)
+
+    async def whole(self, streams: Streams) -> dict[str, Any]:
+        """See `Prepared`."""
+        answers = await _whole_answers(streams, branches=self.jobs[0].branches)
+        return self.format.whole(answers)
+
+    async def frames(self, streams: Streams) -> AsyncGenerator[bytes, None]:
+        """Deltas, finishes, usage when asked for, then [DONE].
+
+        Choices appear in their order: an opening may come before its first token when a later
+        choice was quicker.
+        """
+        chunks = _Chunks(self)
+        choices = _choice_events(streams, branches=self.jobs[0].branches)
+        async with aclosing(choices) as events:
+            async for choice, event in events:
+                for chunk in chunks.of(choice, event):
+                    yield sse.frame(chunk)
+        if self.body.wants_usage():
+            yield sse.frame(chunks.last())
+        yield sse.DONE
+
+    def failure(self, reply: ErrorReply) -> bytes:
+        """See `Prepared`."""
+        return error_frame(reply)
+
 
 Choice = tuple[int, Event]
 """Index of a choice, and what happened to it."""
 
 
-async def choice_events(
-    streams: Sequence[AsyncGenerator[Event, None]], *, branches: int
-) -> AsyncGenerator[Choice, None]:
+def _choice_events(streams: Streams, *, branches: int) -> AsyncGenerator[Choice, None]:
     """Events of all prompts; the choices of the first prompt come first in number."""
 
     async def numbered(prompt: int) -> AsyncGenerator[Choice, None]:
@@ -40,19 +71,14 @@ async def choice_events(
             async for event in events:
                 yield prompt * branches + event.branch, event
 
-    numbers = range(len(streams))
-    async with aclosing(merged([numbered(prompt) for prompt in numbers])) as choices:
-        async for choice in choices:
-            yield choice
+    return merged([numbered(prompt) for prompt in range(len(streams))])
 
 
-async def whole_answers(
-    streams: Sequence[AsyncGenerator[Event, None]], *, branches: int
-) -> list[WholeAnswer]:
+async def _whole_answers(streams: Streams, *, branches: int) -> list[WholeAnswer]:
     """Every choice, collected, in order."""
     deltas: list[list[TextDelta]] = [[] for _ in range(len(streams) * branches)]
     ends: dict[int, Finished] = {}
-    async with aclosing(choice_events(streams, branches=branches)) as choices:
+    async with aclosing(_choice_events(streams, branches=branches)) as choices:
         async for choice, event in choices:
             if isinstance(event, Finished):
                 ends[choice] = event
@@ -68,29 +94,10 @@ async def whole_answers(
     ]
 
 
-async def stream_frames(
-    streams: Sequence[AsyncGenerator[Event, None]], prepared: Prepared
-) -> AsyncGenerator[bytes, None]:
-    """The frames of one streamed answer: deltas, finishes, usage when asked for, then [DONE].
-
-    Choices appear in their order: an opening may come before its first token when a later choice
-    was quicker.
-    """
-    frames = _Frames(prepared)
-    choices = choice_events(streams, branches=prepared.jobs[0].branches)
-    async with aclosing(choices) as events:
-        async for choice, event in events:
-            for chunk in frames.of(choice, event):
-                yield sse.frame(chunk)
-    if prepared.body.wants_usage():
-        yield sse.frame(frames.last())
-    yield sse.DONE
-
-
-class _Frames:
+class _Chunks:
     """Chunks of a stream, and the counts that its usage is made of."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedChoices) -> None:
         self._body, self._reply = prepared.body, prepared.format
         self._prompt_tokens = sum(len(job.prompt_ids) for job in prepared.jobs)
         self._completion_tokens: dict[int, int] = {}

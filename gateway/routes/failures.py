@@ -2,13 +2,13 @@
 
 import structlog
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gateway.errors import ErrorReply, error_body, reply_for
 from gateway.routes.json_response import json_response
 from gateway.routes.names import REQUEST_ID_HEADER, request_id_from
-from shared.errors import InternalError, TandemError
+from shared.errors import CancelledError, InternalError, TandemError
 from shared.rpc.status import NEUTRAL_MESSAGE
 
 _NOT_FOUND = 404
@@ -54,6 +54,13 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         {name.lower(): value for name, value in (error.headers or {}).items()},
     )
     return error_response(reply, request_id=_id_of(request))
+
+
+async def on_client_gone(request: Request, error: Exception) -> Response:
+    """A client that left before its body was whole: nobody's defect, and nobody reads this."""
+    assert isinstance(error, ClientDisconnect)
+    left = CancelledError("the client closed the connection before its request was whole")
+    return error_response(reply_to(left), request_id=_id_of(request))
 
 
 async def on_exception(request: Request, error: Exception) -> Response:

@@ -9,8 +9,8 @@ from starlette.responses import Response
 from gateway.config import GatewayConfig
 from gateway.intake import Intake
 from gateway.routes.json_response import json_response
-from gateway.schema.chat import TEMPLATE_VARIABLES
 from gateway.schema.completions import MAX_PROMPTS
+from gateway.schema.conversation import TEMPLATE_VARIABLES
 from shared.config.version import package_version
 from shared.wire.sampling import MAX_LOGPROBS, MAX_STOP_STRINGS
 

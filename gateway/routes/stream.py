@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -29,6 +29,11 @@ class StreamEnd:
     """What went wrong, if something did."""
 
 
+def error_frame(reply: ErrorReply) -> bytes:
+    """The error on a data line."""
+    return sse.frame(reply.body)
+
+
 class EventStream(Response):
     """Sends frames as server-sent events.
 
@@ -41,6 +46,7 @@ class EventStream(Response):
         keepalive_s: silence after which a comment is sent.
         headers: further response headers.
         on_end: told once how it ended.
+        failure: the last frame of a stream that fails after its status was sent.
     """
 
     def __init__(
@@ -51,14 +57,17 @@ class EventStream(Response):
         keepalive_s: float,
         headers: Mapping[str, str],
         on_end: Callable[[StreamEnd], None],
+        failure: Callable[[ErrorReply], bytes] = error_frame,
     ) -> None:
         super().__init__()
         self._frames = frames
         self._request_id = request_id
         self._keepalive_s = keepalive_s
         self._extra = {**sse.HEADERS, **headers, REQUEST_ID_HEADER: request_id}
+        self._failure = failure
         self._on_end = on_end
         self._begun = False
+        self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the stream to its end."""
@@ -80,31 +89,30 @@ class EventStream(Response):
 
     async def _relay(self, gone: asyncio.Future[None], send: Send) -> bool:
         """Sends frames until there are no more; False when the client left."""
-        upcoming: asyncio.Future[bytes] | None = None
+        frames = asyncio.ensure_future(self._send_frames(send))
+        silence = asyncio.ensure_future(self._break_silence(send))
         try:
-            while True:
-                if upcoming is None:
-                    upcoming = asyncio.ensure_future(anext(self._frames))
-                waited: set[asyncio.Future[Any]] = {upcoming, gone}
-                await asyncio.wait(
-                    waited,
-                    timeout=self._keepalive_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if gone.done():
-                    return False
-                if not upcoming.done():
-                    await self._send(sse.PING, send)
-                    continue
-                try:
-                    frame = upcoming.result()
-                except StopAsyncIteration:
-                    return True
-                upcoming = None
-                await self._send(frame, send)
+            waited: set[asyncio.Future[None]] = {frames, silence, gone}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                return False
+            (frames if frames.done() else silence).result()
+            return True
         finally:
-            if upcoming is not None:
-                await end_tasks(upcoming)
+            await end_tasks(frames, silence)
+
+    async def _send_frames(self, send: Send) -> None:
+        # One task for all frames: waking one for each costs more than the frame itself.
+        async for frame in self._frames:
+            await self._send(frame, send)
+
+    async def _break_silence(self, send: Send) -> None:
+        """Sends a comment whenever nothing else was sent for so long."""
+        self._sent_at = time.monotonic()
+        while True:
+            await asyncio.sleep(self._sent_at + self._keepalive_s - time.monotonic())
+            if time.monotonic() - self._sent_at >= self._keepalive_s:
+                await self._send(sse.PING, send)
 
     async def _send(self, data: bytes, send: Send) -> None:
         if not self._begun:
@@ -112,6 +120,7 @@ class EventStream(Response):
             headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._extra.items()]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent_at = time.monotonic()
 
     async def _fail(self, reply: ErrorReply, scope: Scope, receive: Receive, send: Send) -> None:
         # A connection that broke while the error was written has nobody left to tell.
@@ -119,5 +128,5 @@ class EventStream(Response):
             if not self._begun:
                 await error_response(reply, request_id=self._request_id)(scope, receive, send)
                 return
-            await self._send(sse.frame(reply.body), send)
+            await self._send(self._failure(reply), send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})

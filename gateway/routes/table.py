@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from gateway.routes.admin import DRAIN, LIVE, WORKERS, AdminRoutes
 from gateway.routes.document import DOCUMENT, DocumentRoute
-from gateway.routes.failures import on_exception, on_http_exception
+from gateway.routes.failures import on_client_gone, on_exception, on_http_exception
 from gateway.routes.generate import CHAT, COMPLETIONS, GenerateRoutes
 from gateway.routes.models import ModelRoutes
 from gateway.routes.operations import OperationRoutes
@@ -73,6 +74,7 @@ def rest_app(endpoints: Endpoints) -> Starlette:
         middleware=[Middleware(QuotaHeaders)],
         exception_handlers={
             HTTPException: on_http_exception,
+            ClientDisconnect: on_client_gone,
             TandemError: on_exception,
             Exception: on_exception,
         },

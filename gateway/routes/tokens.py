@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.conversation import chat_conversation
 from gateway.intake import Intake
 from gateway.routes.body import parsed, read_body
 from gateway.routes.json_response import json_response
 from gateway.routes.names import REQUEST_ID_HEADER, request_id_from
-from gateway.schema.chat import ChatBody, allowed_variables
+from gateway.schema.chat import ChatBody
+from gateway.schema.conversation import allowed_variables
 from gateway.schema.generation import Body
 from gateway.schema.parse import parse_body, parse_object, validated
 from gateway.schema.tokens import DetokenizeBody, TokenizeBody
@@ -88,7 +90,7 @@ class TokenRoutes:
         body = await parsed(raw, partial(parse_body, cls=ChatBody))
         headers = check_unknown(body, strict=self._strict)
         model = self._intake.check_model(body.model)
-        text = await self._intake.render_chat(body)
+        text = await self._intake.render_conversation(chat_conversation(body))
         ids = await self._encode(text, special=False)
         answer = {
             "object": "chat.completion.prompt",

@@ -1,19 +1,23 @@
 """InferenceService: the pipeline for users of generated stubs."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
+from gateway.answer_plan import AnswerPlan
 from gateway.intake import Intake, Origin, PromptInput, new_origin
-from gateway.job import Event, Finished, GenerationJob, RequestReport, TextDelta
+from gateway.job import GenerationJob
 from gateway.observer import RequestObserver
 from gateway.pipeline import Pipeline
 from gateway.prompt_parts import AskedParts, refuse_parts
-from gateway.rpc.response_format import plan_of
+from gateway.rpc.asked_answer import asked_answer
+from gateway.rpc.conversation import turns_of
+from gateway.rpc.responses import Responses
 from gateway.schema.translate import check_token_id, draw_seed, fit_context
 from protos.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from shared.errors import InternalError, InvalidRequestError, TandemError
@@ -23,14 +27,7 @@ from shared.telemetry.spans import child_scope
 from shared.types.options import PromptPart
 from shared.types.sampling import SamplingParams, StopConditions
 from shared.wire.options import options_from_pb
-from shared.wire.pages import pages_to_pb
-from shared.wire.sampling import (
-    finish_to_pb,
-    sampling_from_pb,
-    stop_from_pb,
-    token_to_pb,
-)
-from shared.wire.trace import request_trace_to_pb
+from shared.wire.sampling import sampling_from_pb, stop_from_pb
 
 SERVICE_NAME = "tandem.v1.InferenceService"
 
@@ -41,6 +38,9 @@ _PARTS = {
 }
 _ENDPOINT = "Generate"
 _MAX_ID = 100
+_READ_AT_ONCE_BYTES = 64 * 1024
+
+T = TypeVar("T")
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -74,11 +74,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             remaining_s = context.time_remaining()
             with child_scope("gateway.prepare"):
                 job = _until(await self._job(request, origin), origin, remaining_s)
-            yield _accepted(job)
+            responses = Responses(job.plan.reading)
+            yield responses.accepted(job)
             async with aclosing(self._pipeline.generate(job)) as events:
                 async for event in events:
                     told = True
-                    yield _response(event)
+                    for response in responses.of(event):
+                        yield response
             code, outcome = "OK", "ok"
         except Exception as exception:
             error: TandemError = InternalError(NEUTRAL_MESSAGE)
@@ -98,7 +100,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _job(self, request: inference_pb2.GenerateRequest, origin: Origin) -> GenerationJob:
         model = self._intake.check_model(request.model)
-        prompt, param = await self._prompt(request)
+        if request.WhichOneof("prompt") == "conversation":
+            self._intake.refuse_too_many(len(request.conversation.messages))
+        plan = await self._intake.planner.plan(await _read(request, asked_answer))
+        prompt, param = await self._prompt(request, plan)
         ids = prompt.ids
         vocab = self._intake.tokenizer.vocab_size
         max_tokens = fit_context(
@@ -107,7 +112,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             limit=self._intake.max_model_len(),
             param=param,
         )
-        plan = await plan_of(request, self._intake.planner)
         sampling = _sampling(request, vocab_size=vocab)
         return GenerationJob(
             request_id=origin.request_id,
@@ -123,7 +127,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             deadline=self._intake.deadline(origin.arrived),
         )
 
-    async def _prompt(self, request: inference_pb2.GenerateRequest) -> tuple[PromptInput, str]:
+    async def _prompt(
+        self, request: inference_pb2.GenerateRequest, plan: AnswerPlan
+    ) -> tuple[PromptInput, str]:
         options, asked = options_from_pb(request.options), _asked(request)
         match request.WhichOneof("prompt"):
             case "token_ids" if request.token_ids.ids:
@@ -135,12 +141,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 ids = await self._intake.encode_text(request.text, param="text")
                 return PromptInput(ids=ids, options=options), "text"
             case "conversation" if request.conversation.messages:
-                self._intake.refuse_too_many(len(request.conversation.messages))
-                turns = [
-                    {"role": message.role, "content": message.content}
-                    for message in request.conversation.messages
-                ]
-                prompt = await self._intake.encode_chat(turns, {}, options=options, asked=asked)
+                turns = await _read(request, lambda given: turns_of(given.conversation))
+                prompt = await self._intake.encode_chat(
+                    turns, plan.variables(), options=options, asked=asked
+                )
                 return prompt, "conversation"
             case given:
                 what = f"{given} is empty" if given else "the prompt is missing"
@@ -163,6 +167,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             return stop
         ids = set(stop.token_ids) | set(self._intake.tokenizer.eos_ids)
         return replace(stop, token_ids=tuple(sorted(ids)))
+
+
+async def _read(
+    request: inference_pb2.GenerateRequest, read: Callable[[inference_pb2.GenerateRequest], T]
+) -> T:
+    """What `read` makes of a request; of a large one beside the loop, for its JSON takes long."""
+    if request.ByteSize() <= _READ_AT_ONCE_BYTES:
+        return read(request)
+    return await asyncio.to_thread(read, request)
 
 
 def _asked(request: inference_pb2.GenerateRequest) -> AskedParts:
@@ -198,55 +211,3 @@ def _until(job: GenerationJob, origin: Origin, remaining_s: float | None) -> Gen
     if remaining_s is None:
         return job
     return replace(job, deadline=min(job.deadline, origin.arrived + remaining_s))
-
-
-def _accepted(job: GenerationJob) -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(
-        accepted=inference_pb2.GenerateAccepted(
-            request_id=job.request_id, prompt_tokens=len(job.prompt_ids)
-        )
-    )
-
-
-def _response(event: Event) -> inference_pb2.GenerateResponse:
-    if isinstance(event, TextDelta):
-        delta = inference_pb2.GenerateDelta(
-            tokens=[token_to_pb(token) for token in event.tokens],
-            text=event.text,
-            answer=event.branch,
-        )
-        return inference_pb2.GenerateResponse(delta=delta)
-    return inference_pb2.GenerateResponse(finished=_finished(event))
-
-
-def _finished(event: Finished) -> inference_pb2.GenerateFinished:
-    return inference_pb2.GenerateFinished(
-        reason=finish_to_pb(event.reason),
-        stop_match=event.stop_match or "",
-        usage=inference_pb2.Usage(
-            prompt_tokens=event.prompt_tokens, completion_tokens=event.completion_tokens
-        ),
-        report=_report(event.report) if event.last else None,
-        answer=event.branch,
-    )
-
-
-def _report(report: RequestReport) -> inference_pb2.RequestReport:
-    return inference_pb2.RequestReport(
-        ttft_seconds=report.ttft_s,
-        tokens_per_second=report.tokens_per_s,
-        phases=[
-            common_pb2.PhaseDuration(phase=phase, seconds=seconds)
-            for phase, seconds in report.phases_s.items()
-        ],
-        prompt_tokens=report.prompt_tokens,
-        kept_tokens=report.kept_tokens,
-        kv_bytes=report.kv_bytes,
-        transport=report.transport,
-        attended=report.attended,
-        dense=report.dense,
-        route=report.route,
-        pages=None if report.pages is None else pages_to_pb(report.pages),
-        attended_ratio=report.attended_ratio,
-        trace=request_trace_to_pb(report.trace()) if report.traced else None,
-    )

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from gateway.schema.generation import GenerationBody
+from gateway.schema.generation import ChoicesBody
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 64
@@ -50,7 +50,7 @@ _PROMPT_SCHEMA = {
 }
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(ChoicesBody):
     """A plain completion request; `prompt` holds texts and token-id lists after parsing."""
 
     prompt: Annotated[Any, BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
@@ -65,7 +65,7 @@ class CompletionBody(GenerationBody):
 
     def choices(self) -> int:
         """`n` answers to each prompt."""
-        return len(self.prompt) * (self.n or 1)
+        return len(self.prompt) * self.branches()
 
     def top_logprob_count(self) -> int | None:
         """`logprobs`."""

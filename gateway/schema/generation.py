@@ -1,4 +1,4 @@
-"""Fields that chat and plain completions share."""
+"""Fields that the generating endpoints share."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ ACCEPTED_WITHOUT_EFFECT = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "verbosity",
         "parallel_tool_calls",
@@ -94,6 +95,21 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
+    def objects(self) -> "dict[str, Body | None]":
+        """Objects inside whose unknown fields are reported as well, by dotted name."""
+        return {}
+
+    def without_effect(self) -> list[str]:
+        """Dotted names of known fields that were set to something that changes nothing."""
+        return []
+
+
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+"""How many alternatives a client may ask for."""
+
+TokenLimit = Annotated[int, Field(ge=1, lt=2**31)]
+"""How long an answer may be, in tokens."""
+
 
 class StreamOptions(Body):
     """`stream_options`."""
@@ -129,7 +145,6 @@ class GenerationBody(Body):
     """What every generating endpoint takes."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
@@ -149,7 +164,6 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tandem: TandemOptions | None = None
@@ -162,9 +176,13 @@ class GenerationBody(Body):
         """Whether every chunk carries usage."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
-    def choices(self) -> int:
-        """Answers in all."""
-        return self.n or 1
+    def objects(self) -> dict[str, Body | None]:
+        """The options of the stream and of the pair."""
+        return {"stream_options": self.stream_options, "tandem": self.tandem}
+
+    def branches(self) -> int:
+        """Answers to each prompt."""
+        return 1
 
     def top_logprob_count(self) -> int | None:
         """Alternatives asked for at each token; None without log-probabilities."""
@@ -172,12 +190,27 @@ class GenerationBody(Body):
 
     def answer_limit(self) -> int | None:
         """The answer's token limit as the client set it."""
-        return self.max_tokens
+        raise NotImplementedError
 
     def unsupported(self) -> dict[str, tuple[Any, str]]:
         """Known parameters set to something this server cannot do: name to (value, hint)."""
         return {}
 
 
-TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-"""How many alternatives a client may ask for."""
+class ChoicesBody(GenerationBody):
+    """What the endpoints take whose answers are numbered choices."""
+
+    max_tokens: TokenLimit | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] | None = None
+
+    def branches(self) -> int:
+        """`n`."""
+        return self.n or 1
+
+    def choices(self) -> int:
+        """Answers in all."""
+        return self.branches()
+
+    def answer_limit(self) -> int | None:
+        """`max_tokens`."""
+        return self.max_tokens

@@ -21,6 +21,11 @@ def chat_entries(tokens: Iterable[SampledToken], tokenizer: Tokenizer) -> list[d
     ]
 
 
+def no_entries(_tokens: Iterable[SampledToken]) -> list[dict[str, Any]]:
+    """For a request without log-probabilities."""
+    return []
+
+
 class CompletionLogprobs:
     """Builds the `logprobs` object of a plain completion, which counts text offsets."""
 

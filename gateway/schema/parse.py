@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import ValidationError
 
-from gateway.schema.generation import Body, GenerationBody
+from gateway.schema.forms import first_problem
+from gateway.schema.generation import Body, ChoicesBody, GenerationBody
 from shared.errors import InvalidRequestError
 
 B = TypeVar("B", bound=GenerationBody)
@@ -47,6 +48,11 @@ def validated(value: dict[str, Any], cls: type[M]) -> M:
         return cls.model_validate(value)
     except ValidationError as error:
         raise _explain(error) from error
+    except RecursionError as error:
+        raise InvalidRequestError(
+            "a field of the body is nested too deeply to be read, as no field needs to be; send a "
+            "flatter one"
+        ) from error
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -70,14 +76,12 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError) -> InvalidRequestError:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
+    param, kind, text = first_problem(error)
+    if kind == "missing":
         return InvalidRequestError(
             f"{param} is required and missing; add it to the body", code=MISSING, param=param
         )
-    text = first["msg"].removeprefix("Value error, ")
-    return InvalidRequestError(f"{param}: {text[0].lower()}{text[1:]}; correct it", param=param)
+    return InvalidRequestError(f"{param}: {text}; correct it", param=param)
 
 
 def _check_combinations(body: GenerationBody, value: dict[str, Any]) -> None:
@@ -86,7 +90,8 @@ def _check_combinations(body: GenerationBody, value: dict[str, Any]) -> None:
             "stream_options was sent without stream; set stream to true or leave it out",
             param="stream_options",
         )
-    if value.get("top_logprobs") is not None and body.top_logprob_count() is None:
+    asked = isinstance(body, ChoicesBody) and value.get("top_logprobs") is not None
+    if asked and body.top_logprob_count() is None:
         raise InvalidRequestError(
             "top_logprobs was sent without logprobs; set logprobs to true", param="top_logprobs"
         )
@@ -121,7 +126,9 @@ def _non_finite(value: object, path: tuple[str, ...]) -> Iterator[str]:
         yield ".".join(path)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _non_finite(inner, (*path, str(key)))
+            # The lenient parser takes half a surrogate pair, which no answer of ours could carry.
+            name = key.encode("utf-8", errors="replace").decode("utf-8")
+            yield from _non_finite(inner, (*path, name))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _non_finite(inner, (*path, str(index)))

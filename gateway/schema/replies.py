@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.job import Finished, TextDelta
-from gateway.schema.generation import GenerationBody
+from gateway.schema.generation import ChoicesBody
 from gateway.schema.logprobs import CompletionLogprobs, chat_entries
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.sampling import FinishReason, SampledToken
@@ -41,9 +41,9 @@ class Envelope:
 
 
 def new_envelope(prefix: str, *, model: str, fingerprint: str) -> Envelope:
-    """An envelope with a fresh id; `prefix` is chatcmpl or cmpl."""
+    """An envelope with a fresh id, for example with the prefix `chatcmpl-`."""
     return Envelope(
-        reply_id=f"{prefix}-{uuid.uuid4().hex}",
+        reply_id=f"{prefix}{uuid.uuid4().hex}",
         created=int(datetime.datetime.now(datetime.UTC).timestamp()),
         model=model,
         fingerprint=fingerprint,
@@ -89,7 +89,7 @@ class ReplyFormat(Protocol):
 class ChatFormat:
     """`chat.completion` and its chunks."""
 
-    def __init__(self, envelope: Envelope, *, body: GenerationBody, tokenizer: Tokenizer) -> None:
+    def __init__(self, envelope: Envelope, *, body: ChoicesBody, tokenizer: Tokenizer) -> None:
         self._envelope = envelope
         self._body = body
         self._tokenizer = tokenizer
@@ -143,7 +143,7 @@ class ChatFormat:
 class CompletionFormat:
     """`text_completion`, whole and in chunks."""
 
-    def __init__(self, envelope: Envelope, *, body: GenerationBody, tokenizer: Tokenizer) -> None:
+    def __init__(self, envelope: Envelope, *, body: ChoicesBody, tokenizer: Tokenizer) -> None:
         self._envelope = envelope
         self._body = body
         self._tokenizer = tokenizer
@@ -212,11 +212,11 @@ def totals(answers: Sequence[WholeAnswer]) -> dict[str, Any]:
     }
 
 
-def _end_fields(event: Finished, body: GenerationBody) -> dict[str, Any]:
+def _end_fields(event: Finished, body: ChoicesBody) -> dict[str, Any]:
     return {"finish_reason": _FINISH[event.reason], "stop_reason": _stop_reason(event, body)}
 
 
-def _stop_reason(event: Finished, body: GenerationBody) -> str | int | None:
+def _stop_reason(event: Finished, body: ChoicesBody) -> str | int | None:
     """The stop string or the client's own stop id; end-of-text has no reason of its own."""
     match = event.stop_match
     if match is None or match in (body.stop or ()):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.job import Finished, TextDelta
-from gateway.schema.generation import GenerationBody
+from gateway.schema.generation import ChoicesBody
 from gateway.schema.replies import ChatFormat, Envelope, WholeAnswer
 from gateway.tools.events import CallEvent, CallStarted, ContentPiece
 from gateway.tools.parser import ToolCallParser
@@ -31,7 +31,7 @@ class ToolChatFormat(ChatFormat):
         self,
         envelope: Envelope,
         *,
-        body: GenerationBody,
+        body: ChoicesBody,
         tokenizer: Tokenizer,
         reading: CallReading,
     ) -> None:

@@ -1,15 +1,17 @@
 """`tools`, `tool_choice` and the tool calls of earlier turns."""
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from gateway.schema.forms import first_problem
 from gateway.schema.generation import Body
 
 MAX_TOOLS = 128
 
-_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 def _object_schema(schema: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -18,12 +20,16 @@ def _object_schema(schema: dict[str, Any] | None) -> dict[str, Any] | None:
     return schema
 
 
+ArgumentsSchema = Annotated[dict[str, Any] | None, AfterValidator(_object_schema)]
+"""The JSON schema of a function's arguments."""
+
+
 class FunctionSpec(Body):
     """What a tool is called and takes."""
 
-    name: _Name
+    name: ToolName
     description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, AfterValidator(_object_schema)] = None
+    parameters: ArgumentsSchema = None
     strict: bool | None = None
 
     def arguments_schema(self) -> dict[str, Any]:
@@ -47,7 +53,7 @@ class Tool(Body):
 class NamedFunction(Body):
     """The name in a tool choice."""
 
-    name: _Name
+    name: ToolName
 
 
 class NamedTool(Body):
@@ -71,33 +77,30 @@ class AllowedTools(Body):
     allowed_tools: AllowedSet
 
 
-_FORMS: dict[object, type[NamedTool | AllowedTools]] = {
-    "function": NamedTool,
-    "allowed_tools": AllowedTools,
-}
+def choice_reader(forms: Mapping[str, type[Body]]) -> Callable[[object], object]:
+    """Reads a choice in the form that its `type` says: an error tells of one form, not of all."""
 
+    def read(value: object) -> object:
+        if value is None or (isinstance(value, str) and value in {"none", "auto", "required"}):
+            return value
+        kind = value.get("type") if isinstance(value, dict) else None
+        form = forms.get(kind) if isinstance(kind, str) else None
+        if form is None:
+            raise ValueError(
+                "use none, auto, required, or an object of the type function or allowed_tools"
+            )
+        try:
+            return form.model_validate(value)
+        except ValidationError as error:
+            where, _, text = first_problem(error)
+            raise ValueError(f"{where}: {text}") from error
 
-def _choice_of(value: object) -> object:
-    """The choice that `type` says, so that an error tells of one form, not of all."""
-    if value is None or (isinstance(value, str) and value in {"none", "auto", "required"}):
-        return value
-    kind = value.get("type") if isinstance(value, dict) else None
-    form = _FORMS.get(kind) if isinstance(kind, str) else None
-    if form is None:
-        raise ValueError(
-            "use none, auto, required, or an object of the type function or allowed_tools"
-        )
-    try:
-        return form.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{where}: {first['msg'].lower()}") from error
+    return read
 
 
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | NamedTool | AllowedTools | None,
-    BeforeValidator(_choice_of),
+    BeforeValidator(choice_reader({"function": NamedTool, "allowed_tools": AllowedTools})),
 ]
 
 

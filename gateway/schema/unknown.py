@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
-from gateway.schema.chat import ChatBody
-from gateway.schema.generation import ACCEPTED_WITHOUT_EFFECT, Body, GenerationBody
+from gateway.schema.generation import ACCEPTED_WITHOUT_EFFECT, Body
 from shared.errors import InvalidRequestError
 
 IGNORED_HEADER = "x-ignored-params"
@@ -42,18 +41,14 @@ def _unknown(body: Body) -> Iterable[tuple[str, Iterable[str]]]:
     for name in body.model_extra or {}:
         if name not in ACCEPTED_WITHOUT_EFFECT:
             yield name, known
-    nested: dict[str, Body | None] = {}
-    if isinstance(body, GenerationBody):
-        nested = {"stream_options": body.stream_options, "tandem": body.tandem}
-    for parent, inner in nested.items():
+    for parent, inner in body.objects().items():
         if inner is None:
             continue
         fields = [f"{parent}.{field}" for field in type(inner).model_fields]
         for name in inner.model_extra or {}:
             yield f"{parent}.{name}", fields
-    if isinstance(body, ChatBody):
-        for name in body.ignored_variables():
-            yield name, ()
+    for name in body.without_effect():
+        yield name, ()
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:

@@ -15,8 +15,9 @@ from decode_service.engine.runner import DecodeRunner
 from decode_service.engine.sequence import Sequence
 from decode_service.engine.solo import PromptTensors, solo_row
 from loadtest.micro.decode_peer import TransformersPeer
-from loadtest.micro.measure import paired_ratios, provenance, spread
+from loadtest.micro.measure import provenance
 from loadtest.micro.prompt import real_prompt
+from loadtest.spread import paired_ratios, spread
 from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer
 from shared.model.weights import LoadedModel, load_model

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loadtest.micro.measure import paired_ratios, provenance, spread
+from loadtest.micro.measure import provenance
 from loadtest.micro.prompt import real_prompt
+from loadtest.spread import paired_ratios, spread
 from prefill_service.engine.inspect import CapturedPrefill, capture_prefill
 from prefill_service.engine.runner import DEFAULT_CHUNK_TOKENS
 from shared.errors import ConfigError, InternalError

@@ -11,8 +11,8 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from loadtest.quality.calibrate_choice import collapsed_layers
-from loadtest.quality.calibrate_grid import GridScores, SweepGrid, score_grid
+from loadtest.quality.collapse import collapsed_layers
+from loadtest.quality.depth_grid import GridScores, SweepGrid, score_grid
 from loadtest.quality.oracle import OracleSwitches, ask_prompt, oracle_scores
 from loadtest.quality.runner import FullRead, Setup
 from loadtest.quality.store import CorrelationCurve, Fact, Run

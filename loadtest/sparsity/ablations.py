@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 
-from loadtest.quality.delta_choice import FIRST_DELTA, WARM_LAYERS
 from loadtest.sparsity.arms import Arm, at_budget
+from loadtest.sparsity.layer_evidence import FIRST_DELTA, WARM_LAYERS
 from loadtest.sparsity.records import PRUNED, WHOLE
 from loadtest.sparsity.settings import StudySettings
 from shared.types.methods import KvSelect, PageHeads, PageLayout, SparsityParams

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from loadtest.evaluation import MeasuredModel, Progress
 from loadtest.facts import FactStore
 from loadtest.origin import run_of
-from loadtest.quality.delta_profile import CURVES
+from loadtest.sparsity.layer_evidence import CURVES
 from loadtest.sparsity.records import CalibrationFact, open_store
 from loadtest.sparsity.settings import StudySettings
 from loadtest.sparsity.study import Setup, Study

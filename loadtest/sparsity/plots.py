@@ -9,8 +9,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from loadtest.figures import MARKERS, panel_figure, png_files
-from loadtest.quality.delta_plots import recall_figure, shift_figure
 from loadtest.sparsity.generation import CURVE_TOKENS
+from loadtest.sparsity.layer_plots import recall_figure, shift_figure
 from loadtest.sparsity.page_strip import PageStrip, draw_strip
 from loadtest.sparsity.records import (
     ABLATION,

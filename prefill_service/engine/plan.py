@@ -166,8 +166,8 @@ def _check_prompt(config: ModelConfig, *, prompt_tokens: int) -> None:
         )
     if prompt_tokens > config.max_position:
         raise ContextLengthError(
-            f"the prompt has {prompt_tokens} tokens and the model's context is "
-            f"{config.max_position}: shorten the prompt or choose a model with a longer context",
+            f"This model's maximum context length is {config.max_position} tokens, but the prompt "
+            f"has {prompt_tokens}; shorten the prompt or choose a model with a longer context",
             param="prompt",
         )
 

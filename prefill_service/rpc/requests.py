@@ -94,8 +94,8 @@ def _check_prompt(token_ids: tuple[int, ...], limits: ModelLimits) -> None:
         )
     if len(token_ids) >= limits.max_model_len:
         raise ContextLengthError(
-            f"the prompt has {len(token_ids)} tokens and this model's context ends at "
-            f"{limits.max_model_len}, answer included; shorten the prompt",
+            f"This model's maximum context length is {limits.max_model_len} tokens, answer "
+            f"included, but the prompt has {len(token_ids)}; shorten the prompt",
             param="prompt",
         )
     _check_ids(token_ids, limits, param="prompt")

@@ -1,5 +1,6 @@
 """Redis as this project uses it: one way to open a client, scripts, and what a loss looks like."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -14,6 +15,19 @@ Script = Callable[..., Awaitable[Any]]
 
 LOST = (RedisError, OSError, TimeoutError)
 """What a command raises while Redis does not answer."""
+
+
+class _Client(redis.asyncio.Redis):
+    async def execute_command(self, *args: object, **options: object) -> object:
+        task = asyncio.current_task()
+        before = task.cancelling() if task is not None else 0
+        try:
+            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        finally:
+            # The library sends through asyncio.wait_for, which before Python 3.12 drops a
+            # cancellation that comes with its result: a loop around commands would never end.
+            if task is not None and task.cancelling() > before:
+                raise asyncio.CancelledError
 
 
 def open_redis(
@@ -52,7 +66,7 @@ def open_redis(
             f"the Redis URL cannot be read ({error}); write redis://host:port/db",
             param="redis_url",
         ) from error
-    return redis.asyncio.Redis.from_pool(pool)
+    return _Client.from_pool(pool)
 
 
 def script_of(client: redis.asyncio.Redis, text: str) -> Script:

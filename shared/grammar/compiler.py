@@ -79,6 +79,13 @@ class GrammarCompiler:
                 code=INVALID,
             ) from error
 
+    def close(self) -> None:
+        """Lets the thread end after what it compiles now; nothing more is compiled beside a loop.
+
+        Does not wait: a hostile grammar would hold the caller up. A second time changes nothing.
+        """
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
     def matcher(self, grammar: str) -> GrammarMatcher:
         """A matcher at the start of an answer.
 

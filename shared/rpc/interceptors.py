@@ -87,6 +87,9 @@ class InFlight:
 class AroundCalls(grpc.aio.ServerInterceptor):
     """Base: wraps the behaviour of our own methods, leaves health and reflection alone."""
 
+    methods = _OWN_METHODS
+    """How the paths of the methods begin."""
+
     async def intercept_service(
         self,
         continuation: Callable[
@@ -96,7 +99,7 @@ class AroundCalls(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Wraps the handler that the next interceptor returns."""
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(_OWN_METHODS):
+        if handler is None or not handler_call_details.method.startswith(self.methods):
             return handler
         return _rewrap(handler, lambda inner: self._around(inner, handler_call_details))
 
@@ -140,7 +143,12 @@ class RequestIdInterceptor(AroundCalls):
 
 
 class ErrorInterceptor(AroundCalls):
-    """Ends calls that raise with the right status; unforeseen exceptions are logged with stack."""
+    """Ends calls that raise with the right status; unforeseen exceptions are logged with stack.
+
+    Health and reflection as well: what they are sent is as damaged as what our own methods are.
+    """
+
+    methods = "/"
 
     def _around(self, inner: Behaviour, details: grpc.HandlerCallDetails, /) -> Behaviour:
         async def mapped(request: object, context: Context) -> object:
@@ -155,11 +163,20 @@ class ErrorInterceptor(AroundCalls):
                 await _end_with(context, error)
             except grpc.aio.AioRpcError as error:
                 await _end_with(context, error_from_rpc(error))
-            except Exception:  # noqa: BLE001  the border of the process: callers get a neutral text
-                _log.exception("unforeseen exception", method=details.method)
-                await _end_with(context, InternalError(NEUTRAL_MESSAGE))
+            except Exception as error:  # noqa: BLE001  the border of the process
+                await _end_unforeseen(context, error, method=details.method)
 
         return mapped
+
+
+async def _end_unforeseen(context: Context, error: Exception, *, method: str) -> NoReturn:
+    """Tells the caller nothing but a neutral text."""
+    left_out = context.code() is grpc.StatusCode.UNIMPLEMENTED
+    if left_out and isinstance(error, NotImplementedError):
+        # The stub of a method that a servicer leaves out, as the generated code has it.
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not offered here")
+    _log.error("unforeseen exception", method=method, exc_info=error)
+    await _end_with(context, InternalError(NEUTRAL_MESSAGE))
 
 
 async def _end_with(context: Context, error: TandemError) -> NoReturn:
@@ -251,21 +268,34 @@ def _as_coroutine(handler: Callable[..., Any]) -> Behaviour:
     return write_all
 
 
-def _parsing(inner: Behaviour, deserialize: Callable[[bytes], object] | None) -> Behaviour:
-    """Reads the request inside the call: what cannot be read is the caller's mistake, not ours."""
-    if deserialize is None:
-        return inner
+Deserialize = Callable[[bytes], object]
+"""Reads a message."""
 
-    async def parsed(raw: object, context: Context) -> object:
-        assert isinstance(raw, bytes), "grpc hands over what it received"
+
+def _reading(deserialize: Deserialize) -> Deserialize:
+    """What cannot be read is the caller's mistake, not ours."""
+
+    def read(raw: bytes) -> object:
         try:
-            request = deserialize(raw)
+            return deserialize(raw)
         except DecodeError as error:
             raise InvalidRequestError(
                 f"the request of {len(raw)} bytes is no message of this method: it was damaged, or "
                 "made from other protos; generate the stubs from the protos of this version"
             ) from error
-        return await inner(request, context)
+
+    return read
+
+
+def _parsing(inner: Behaviour, deserialize: Deserialize | None) -> Behaviour:
+    """Reads the request inside the call, where errors have their place."""
+    if deserialize is None:
+        return inner
+    read = _reading(deserialize)
+
+    async def parsed(raw: object, context: Context) -> object:
+        assert isinstance(raw, bytes), "grpc hands over what it received"
+        return await inner(read(raw), context)
 
     return parsed
 
@@ -279,8 +309,9 @@ def _rewrap(
         (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
         (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
     )
-    of_stream = handler.request_deserializer if handler.request_streaming else None
-    of_one = None if handler.request_streaming else handler.request_deserializer
+    given = handler.request_deserializer
+    of_stream = _reading(given) if handler.request_streaming and given is not None else None
+    of_one = None if handler.request_streaming else given
     for inner, make in kinds:
         if inner is not None:
             wrapped: grpc.RpcMethodHandler[Any, Any] = make(

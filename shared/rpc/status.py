@@ -116,7 +116,7 @@ def from_status(status: status_pb2.Status) -> TandemError | None:
     return cls(status.message, code=info.reason, param=param, retry_after_s=retry_after_s)
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError) -> TandemError:
+def error_from_rpc(error: grpc.RpcError) -> TandemError:
     """The error behind a failed call: what the peer described, or what its code suggests."""
     try:
         status = rpc_status.from_call(error)

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES = 32 * 1024
@@ -64,6 +64,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._in_message = False
         self._refused = False
+        self._unanswered: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected; its first head is due."""
@@ -71,8 +72,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """The client is gone, and every request that it sent is told so.
+
+        The base class tells the last one only, not one that is answered while others wait for it.
+        """
         self._head_arrived()
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -112,6 +120,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._silent_bytes = 0
         self._head_arrived()
         super().on_headers_complete()
+        waiting = [cycle for cycle in self._unanswered if not cycle.response_complete]
+        self._unanswered = [*waiting, self.cycle]
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""

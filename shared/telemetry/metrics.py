@@ -167,6 +167,12 @@ class GatewayMetrics(GrammarMetrics):
             "Prompt tokens of the requests waiting for their prefill to start",
             registry=registry,
         )
+        self.ready_workers = Gauge(
+            "tandem_ready_workers",
+            "Workers that this gateway knows, that answer and do not drain",
+            ["role"],
+            registry=registry,
+        )
 
 
 class PrefillMetrics(GrammarMetrics):

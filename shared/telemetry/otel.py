@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry; the only file that imports the library, which is an optional extra."""
+"""Spans by OpenTelemetry; imported when a collector is set, since the library is an extra."""
 
 import threading
 import time
@@ -12,13 +12,17 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import StatusCode
 
+from shared.telemetry.gen_ai import ERROR_TYPE
 from shared.telemetry.spans import Attributes, Span, SpanKind, SpanOwner
 from shared.telemetry.trace_context import TraceContext
 
 CLOSE_S = 3.0
 """Longest wait for the collector when a role ends, in seconds."""
 
-_EXPORT_S = 5.0
+EXPORT_S = 5.0
+"""Longest time for one export, tries after failures included, in seconds."""
+
+_END_S = 1.0
 _NS = 1_000_000_000
 
 _KINDS = {
@@ -31,7 +35,18 @@ _KINDS = {
 def otlp_exporter(endpoint: str) -> SpanExporter:
     """Sends to an OTLP/gRPC collector; an https endpoint encrypts."""
     return OTLPSpanExporter(
-        endpoint=endpoint, insecure=endpoint.startswith("http://"), timeout=_EXPORT_S
+        endpoint=endpoint, insecure=endpoint.startswith("http://"), timeout=EXPORT_S
+    )
+
+
+def resource_of(owner: SpanOwner) -> Resource:
+    """The process, as a collector shows it."""
+    return Resource.create(
+        {
+            "service.name": f"tandem-{owner.role}",
+            "service.instance.id": owner.worker_id,
+            "service.version": owner.version,
+        }
     )
 
 
@@ -49,15 +64,10 @@ class OtelSource:
     ) -> None:
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
-            resource=Resource.create(
-                {
-                    "service.name": f"tandem-{owner.role}",
-                    "service.instance.id": owner.worker_id,
-                    "service.version": owner.version,
-                }
-            ),
+            resource=resource_of(owner),
             shutdown_on_exit=False,
         )
+        self._exporter = exporter
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("tandem", owner.version)
 
@@ -77,10 +87,13 @@ class OtelSource:
 
     def close(self) -> None:
         """Sends what was recorded, and gives up after `CLOSE_S` seconds; blocks."""
-        # In a thread that nobody joins: a collector that hangs must not hold up the end.
+        # The library waits 30 seconds for a collector that hangs, and has no setting for it.
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(CLOSE_S)
+        if ending.is_alive():
+            self._exporter.shutdown()  # cancels the call or the wait under way: both threads end
+            ending.join(_END_S)
 
 
 class _OtelSpan:
@@ -126,7 +139,7 @@ class _OtelSpan:
         if self._failed:  # the first cause is the one to tell
             return
         self._failed = True
-        self._span.set_attribute("error.type", code)
+        self._span.set_attribute(ERROR_TYPE, code)
         self._span.set_status(StatusCode.ERROR, code)
 
     def end(self, *, s_ago: float = 0.0) -> None:

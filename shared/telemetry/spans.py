@@ -6,7 +6,7 @@ log lines of all roles can be joined.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from typing import Protocol
 from shared.telemetry.logs import log_context
 from shared.telemetry.trace_context import TraceContext, fresh_context
 
-Attributes = Mapping[str, str | int | float | bool]
+Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 """What a span says; never prompt text."""
 
 

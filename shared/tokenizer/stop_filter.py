@@ -31,6 +31,8 @@ class StopFilter:
         """
         if self.matched is not None:
             return ""
+        if not self._stops:
+            return text
         self._held += text
         if armed and self._find():
             released, self._held = self._held, ""

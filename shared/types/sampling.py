@@ -11,6 +11,8 @@ class FinishReason(Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+    TOOL_CALLS = "tool_calls"
+    """The gateway's own word: the answer ended with its tool calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

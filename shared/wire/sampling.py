@@ -1,5 +1,7 @@
 """Sampling, stop conditions and tokens on the wire."""
 
+from functools import lru_cache
+
 from protos.tandem.v1 import common_pb2
 from shared.errors import InvalidRequestError
 from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
@@ -16,6 +18,7 @@ _FINISH = {
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.TOOL_CALLS: common_pb2.FINISH_REASON_TOOL_CALLS,
 }
 _FINISH_BACK = {value: key for key, value in _FINISH.items()}
 
@@ -140,11 +143,19 @@ def token_to_pb(token: SampledToken) -> common_pb2.SampledToken:
 
 def token_from_pb(message: common_pb2.SampledToken) -> SampledToken:
     """Converts one token."""
+    if not message.HasField("logprob") and not message.top:
+        return _bare_token(message.token_id)
     return SampledToken(
         token_id=message.token_id,
         logprob=message.logprob if message.HasField("logprob") else None,
         top=tuple((entry.token_id, entry.logprob) for entry in message.top),
     )
+
+
+@lru_cache(maxsize=65_536)
+def _bare_token(token_id: int) -> SampledToken:
+    """Immutable and the same every time, so it is made once: streams bring thousands a second."""
+    return SampledToken(token_id=token_id)
 
 
 def finish_to_pb(reason: FinishReason) -> common_pb2.FinishReason.ValueType:

@@ -11,6 +11,7 @@ from shared.types.trace import (
     Ranges,
     RequestTrace,
     WatchedLayer,
+    WaterfallBar,
 )
 
 
@@ -96,6 +97,27 @@ def request_trace_to_pb(trace: RequestTrace) -> inference_pb2.RequestTrace:
         total_seconds=trace.total_s,
         prompt=None if trace.prompt is None else prompt_trace_to_pb(trace.prompt),
         pages=None if trace.pages is None else page_trace_to_pb(trace.pages),
+    )
+
+
+def request_trace_from_pb(message: inference_pb2.RequestTrace, *, ttft_s: float) -> RequestTrace:
+    """Converts a whole trace; nothing in it is refused, since it is only shown.
+
+    Args:
+        message: the trace.
+        ttft_s: of the report beside it, in seconds.
+    """
+    return RequestTrace(
+        waterfall=tuple(
+            WaterfallBar(
+                hop=bar.hop, phase=bar.phase, start_s=bar.start_seconds, seconds=bar.seconds
+            )
+            for bar in message.waterfall
+        ),
+        ttft_s=ttft_s,
+        total_s=message.total_seconds,
+        prompt=prompt_trace_from_pb(message.prompt) if message.HasField("prompt") else None,
+        pages=page_trace_from_pb(message.pages) if message.HasField("pages") else None,
     )
 
 

@@ -316,6 +316,9 @@ async def test_draining_workers_and_gateway(rig: Rig) -> None:
     await until(not_ready)
     response = await rig.chat()
     assert (response.status_code, error_of(response)["code"]) == (503, "draining")
+    metrics = (await rig.http.get(f"http://{rig.gateway.admin_address}/metrics")).text
+    assert 'tandem_ready_workers{role="prefill"} 0.0' in metrics
+    assert 'tandem_ready_workers{role="decode"} 1.0' in metrics
     await rig.gateway.drain()
     response = await rig.complete()
     assert (response.status_code, error_of(response)["code"]) == (503, "draining")

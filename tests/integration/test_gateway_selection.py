@@ -84,7 +84,10 @@ async def generate(rig: Rig, **fields: Any) -> None:
 
 def conversation() -> inference_pb2.Conversation:
     return inference_pb2.Conversation(
-        messages=[inference_pb2.ChatMessage(**message) for message in MESSAGES]
+        messages=[
+            inference_pb2.ChatMessage(role=message["role"], content=message["content"])
+            for message in MESSAGES
+        ]
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel, Field
 
+from gateway.sdk import AsyncTandemClient, FinishReason, Message, Tool
 from protos.tandem.v1 import common_pb2, inference_pb2
 from shared.rpc.status import error_from_rpc
 from tests.support.full_stack import Stack, running_stack
@@ -323,6 +324,24 @@ async def test_a_schema_over_grpc(stack: Stack) -> None:
 async def test_an_object_over_grpc(stack: Stack) -> None:
     text, _ = await stack.generate(grpc_request(json_object=True))
     assert text.startswith("{")
+
+
+async def test_enforced_calls_over_grpc(stack: Stack) -> None:
+    async with AsyncTandemClient(stack.gateway.grpc_address) as opened:
+        found = await opened.generate(
+            [Message("user", "Where is the fox?")],
+            tools=[Tool(name="find", parameters=SCHEMAS["nested"]), Tool(name="count_all")],
+            tool_choice="required",
+            allowed_tools=["find"],
+            parallel_tool_calls=False,
+            n=2,
+            seed=5,
+        )
+    for answer in found.answers:
+        assert answer.reason is FinishReason.TOOL_CALLS
+        (call,) = answer.tool_calls
+        assert (call.name, answer.text) == ("find", "")
+        assert jsonschema_rs.is_valid(SCHEMAS["nested"], call.parsed())
 
 
 @pytest.mark.parametrize("schema", ['{"type": "object", "not": {}}', "[1]", "nonsense"])

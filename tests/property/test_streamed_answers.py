@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.answer import Answer
 from gateway.job import Event, Finished, GenerationJob, RequestReport
-from gateway.routes.choices import Prepared, stream_frames
+from gateway.routes.choices import PreparedChoices
 from gateway.schema.chat import ChatBody, Message
 from gateway.schema.completions import CompletionBody
 from gateway.schema.replies import ChatFormat, CompletionFormat, ReplyFormat, new_envelope
@@ -111,14 +111,14 @@ def read(job: GenerationJob, events: list[Event], *, tokenizer: Tokenizer, chat:
     else:
         body, make = CompletionBody(**fields, prompt="hi", logprobs=0), CompletionFormat
     reply: ReplyFormat = make(envelope, body=body, tokenizer=tokenizer)
-    prepared = Prepared(jobs=[job], body=body, format=reply, headers={})
+    prepared = PreparedChoices(jobs=[job], body=body, format=reply, headers={})
 
     async def told() -> AsyncGenerator[Event, None]:
         for event in events:
             yield event
 
     async def collect() -> list[bytes]:
-        return [frame async for frame in stream_frames([told()], prepared)]
+        return [frame async for frame in prepared.frames([told()])]
 
     frames = asyncio.run(collect())
     for frame in frames:

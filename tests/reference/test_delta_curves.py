@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from loadtest.quality.delta_attention import record_steps, spread_steps
-from loadtest.quality.delta_curves import LayerCurves, mean_curves, step_curves
+from loadtest.calibration.delta_attention import record_steps, spread_steps
+from loadtest.calibration.delta_curves import LayerCurves, mean_curves, step_curves
 from loadtest.quality.tail import PromptKv
 from prefill_service.engine.evaluate import rank_and_prefill
 from shared.model.attention import TorchAttention

@@ -60,6 +60,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "requests_in_flight": gauge(),
         "queue_depth": gauge(),
         "queued_prompt_tokens": gauge(),
+        "ready_workers": gauge("role"),
         "disconnects_total": counter("phase"),
         "retries_total": counter("reason"),
         "retries_denied_total": counter(),

@@ -1,7 +1,9 @@
-"""Screenshots of the page over a running gateway, and how its TTFT compares with the browser's.
+"""Screenshots of the page over a running gateway, and how the TTFT it shows compares with others.
 
 `python -m tests.support.page_pictures HOST:PORT FOLDER` asks one long question for the pictures and
-twenty short ones for the figure.
+twenty short ones for the figures. It needs Chromium (Debian: apt install chromium). On a machine
+without idle cores it measures who waits for one: `tandem up --prefill-threads 1 --decode-threads 1`
+leaves some.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ import json
 import os
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.async_api import async_playwright
@@ -26,15 +29,16 @@ async def take(address: str, folder: Path) -> None:
         browser = await playwright.chromium.launch(executable_path=chromium(), args=sandbox)
         try:
             async with visit(browser, address, viewport={"width": 1180, "height": 900}) as visited:
-                differences = await _differences(visited)
+                ttfts = await _ttfts(visited)
                 await _pictures(visited, folder)
         finally:
             await browser.close()
     summary = {
         "requests": RUNS,
         "load_average": os.getloadavg()[0],
-        "script_less_gateway_ms": _spread([script for script, _ in differences]),
-        "network_less_gateway_ms": _spread([network for _, network in differences]),
+        "page_less_browser_ms": _spread([t.page - t.browser for t in ttfts]),
+        "browser_less_gateway_ms": _spread([t.browser - t.gateway for t in ttfts]),
+        "page_less_gateway_ms": _spread([t.page - t.gateway for t in ttfts]),
     }
     (folder / "ttft.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(summary))
@@ -48,13 +52,20 @@ def _spread(values: list[float]) -> dict[str, float]:
     }
 
 
-async def _differences(visited: Visit) -> list[tuple[float, float]]:
-    """What the page measured less the TTFT that the gateway reports, in ms.
+@dataclass(frozen=True, kw_only=True)
+class Ttft:
+    """One time to first token by three clocks, in ms."""
 
-    Two clocks of the same fetch: the page's script (from the call to the first text, with every
-    wait for a core in between), and the browser's network stack (to the first byte, which the
-    gateway sends with the first token).
-    """
+    gateway: float
+    """Arrival of the request to the first token; the page shows it."""
+    page: float
+    """The fetch to the first text, by the page's script; the page shows it."""
+    browser: float
+    """The fetch to the first byte, by the browser's network stack: the gateway sends that byte
+    with the first token."""
+
+
+async def _ttfts(visited: Visit) -> list[Ttft]:
     figures = visited.page.locator("#figures")
     found = []
     for number in range(RUNS + 1):
@@ -69,7 +80,7 @@ async def _differences(visited: Visit) -> list[tuple[float, float]]:
                 .filter((entry) => entry.name.endsWith("/completions"))
                 .map((entry) => entry.responseStart - entry.startTime).at(-1)"""
         )
-        found.append((here - shown, network - shown))
+        found.append(Ttft(gateway=shown, page=here, browser=network))
     return found[1:]  # the first one opened the connection
 
 

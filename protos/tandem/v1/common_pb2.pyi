@@ -71,6 +71,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """Cancelled by the caller."""
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 4
     """An error, described beside it."""
+    FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 5
+    """The answer ended with its tool calls; said by the gateway only."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why an answer ended."""
@@ -85,6 +87,8 @@ FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 """Cancelled by the caller."""
 FINISH_REASON_ERROR: FinishReason.ValueType  # 4
 """An error, described beside it."""
+FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 5
+"""The answer ended with its tool calls; said by the gateway only."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final

@@ -1,5 +1,6 @@
 """Bodies, ignored fields, translation, and reply details."""
 
+import contextlib
 import math
 import time
 from typing import Any
@@ -11,6 +12,7 @@ from gateway.job import Finished, RequestReport
 from gateway.prompt_parts import AskedParts
 from gateway.schema.chat import ChatBody
 from gateway.schema.completions import CompletionBody
+from gateway.schema.generation import TandemOptions
 from gateway.schema.logprobs import UNLIKELY, chat_entries
 from gateway.schema.parse import parse_body
 from gateway.schema.translate import fit_context, options_of, parts_of, sampling_of, stop_of
@@ -290,6 +292,27 @@ def test_strict_names_the_field() -> None:
 def test_many_unknown_names_stay_bounded() -> None:
     headers = check_unknown(chat(**{f"unknown_{i}" * 30: i for i in range(500)}), strict=False)
     assert all(len(value) < 3000 for value in headers.values())
+
+
+@pytest.mark.parametrize("depth", [300, 700, 1_000])
+@pytest.mark.parametrize(
+    "field",
+    sorted({*TandemOptions.model_fields, *ChatBody.model_fields} - {"model", "tandem"}),
+)
+def test_a_value_of_any_depth_ends_in_a_body_or_a_refusal(field: str, depth: int) -> None:
+    value = "[" * depth + "]" * depth
+    inside = f'"tandem":{{"{field}":{value}}}' if field in TandemOptions.model_fields else (
+        f'"{field}":{value}'
+    )  # fmt: skip
+    with contextlib.suppress(InvalidRequestError):
+        parse_body(f'{{"messages":[],{inside}}}'.encode(), ChatBody)
+
+
+@pytest.mark.parametrize("name", ["\\ud800", "a", "\\u00e4"])
+def test_what_a_refusal_names_can_be_sent(name: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(f'{{"{name}": NaN}}'.encode(), ChatBody)
+    orjson.dumps({"param": caught.value.param, "message": caught.value.message})
 
 
 def test_very_many_unknown_names_cost_little() -> None:

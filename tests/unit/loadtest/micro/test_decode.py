@@ -5,7 +5,7 @@ import pytest
 
 from loadtest.micro.decode import bench_decode
 from loadtest.micro.decode_peer import TransformersPeer
-from loadtest.micro.measure import paired_ratios, spread
+from loadtest.spread import paired_ratios, spread
 from shared.errors import ConfigError, InternalError
 from shared.types.page_policies import PagePolicyName
 

@@ -137,3 +137,25 @@ async def test_empty_lines_between_requests_do_not_hold_a_connection(server, mon
         await reader.read()  # the end
     finally:
         writer.close()
+
+
+async def test_a_client_that_leaves_is_missed_by_each_of_its_requests() -> None:
+    """Also by one that is answered while others wait behind it on the same connection."""
+    begun, missed = asyncio.Event(), asyncio.Event()
+
+    async def waits(_scope, receive, _send) -> None:
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        missed.set()
+
+    server = HttpServer(waits, host="127.0.0.1", port=0, grace_s=1.0)
+    await server.start()
+    _, writer = await asyncio.open_connection(server.host, server.port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+    await begun.wait()
+    writer.close()
+    await writer.wait_closed()
+    async with asyncio.timeout(20):
+        await missed.wait()
+    await server.stop()

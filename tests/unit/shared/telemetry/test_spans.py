@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind as OtelKind
 
 from shared.errors import ConfigError, OverloadedError
+from shared.telemetry import otel
 from shared.telemetry.otel import OtelSource
 from shared.telemetry.spans import (
     QuietSource,
@@ -20,6 +21,7 @@ from shared.telemetry.spans import (
 )
 from shared.telemetry.trace_context import fresh_context, parse_context
 from shared.telemetry.tracing import open_spans
+from tests.support.thread_guard import no_thread_left
 
 WHO = SpanOwner(role="gateway", worker_id="g1", version="9")
 
@@ -122,13 +124,17 @@ def test_log_lines_carry_the_trace():
 
 
 @pytest.mark.timeout(30)
-def test_a_collector_that_is_not_there_delays_nothing():
-    source = open_spans(WHO, endpoint="http://127.0.0.1:1", sample_ratio=1.0)
-    root = source.root("request", parent=None)
-    for _ in range(5000):  # more than a queue holds
-        root.child("part").end()
-    root.end()
-    source.close()
+def test_a_dead_collector_delays_nothing_and_nothing_goes_on_after_the_end(
+    dead_collector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otel, "CLOSE_S", 0.5)
+    with no_thread_left(wait_s=0.0):  # they have ended, not only begun to
+        source = open_spans(WHO, endpoint=dead_collector, sample_ratio=1.0)
+        root = source.root("request", parent=None)
+        for _ in range(5000):  # more than a queue holds
+            root.child("part").end()
+        root.end()
+        source.close()
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4317", "ftp://x", "http://"])

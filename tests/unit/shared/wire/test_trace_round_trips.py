@@ -23,6 +23,7 @@ from shared.wire.trace import (
     page_trace_to_pb,
     prompt_trace_from_pb,
     prompt_trace_to_pb,
+    request_trace_from_pb,
     request_trace_to_pb,
 )
 
@@ -95,8 +96,9 @@ def test_the_public_message_holds_the_same(prompt: PromptTrace, pages: PageTrace
     bar = WaterfallBar(hop="prefill", phase="prefill", start_s=0.5, seconds=0.25)
     trace = RequestTrace(waterfall=(bar,), ttft_s=0.5, total_s=1.0, prompt=prompt, pages=pages)
     message = request_trace_to_pb(trace)
-    assert prompt_trace_from_pb(message.prompt) == prompt
-    assert page_trace_from_pb(message.pages) == pages
+    assert request_trace_from_pb(message, ttft_s=0.5) == trace
+    unset = request_trace_from_pb(request_trace_to_pb(RequestTrace()), ttft_s=0.0)
+    assert unset == RequestTrace()
     assert (message.waterfall[0].hop, message.waterfall[0].start_seconds) == ("prefill", 0.5)
     assert message.total_seconds == 1.0
 

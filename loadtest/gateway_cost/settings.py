@@ -1,0 +1,62 @@
+"""What one run of the gateway's benchmark does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSettings:
+    """Sizes of both parts; the defaults are those that the limits are stated for."""
+
+    model_dir: Path
+    """Folder whose tokenizer and chat template are used."""
+    gateway_command: Callable[[list[str]], list[str]]
+    """Makes the command line of a gateway from its flags."""
+    repeats: int = 5
+    """Runs of each arm; they alternate."""
+    seed: int = 0
+    """Of the arrivals."""
+
+    arrivals_per_s: float = 20.0
+    """Requests that begin in a second, as a Poisson process."""
+    open_streams: int = 32
+    """Streams that are open meanwhile."""
+    seconds: float = 10.0
+    """How long requests arrive in one run."""
+    prompt_tokens: int = 256
+    """Tokens of a prompt, about."""
+    answer_tokens: int = 16
+    """Tokens of an answer to an arrival."""
+    prefill_s: float = 0.02
+    """Simulated time from a prefill's call to its first token."""
+    token_s: float = 0.05
+    """Simulated time between two tokens of a stream."""
+
+    streams: int = 32
+    """Streams side by side when tokens come as fast as they are taken; 0 leaves that part out."""
+    stream_tokens: int = 1_500
+    """Tokens of each."""
+    tokens_per_message: tuple[int, ...] = (1, 4)
+    """Tokens that a decode worker puts into one message; each is measured by itself."""
+
+    def __post_init__(self) -> None:
+        counts = {
+            "repeats": self.repeats,
+            "open_streams": self.open_streams,
+            "prompt_tokens": self.prompt_tokens,
+            "answer_tokens": self.answer_tokens,
+            "stream_tokens": self.stream_tokens,
+            **{f"tokens_per_message {size}": size for size in self.tokens_per_message},
+        }
+        for name, count in counts.items():
+            if count < 1:
+                raise ConfigError(
+                    f"{name} is {count}, but nothing is measured then; give 1 or more"
+                )
+        if min(self.arrivals_per_s, self.seconds, self.prefill_s, self.token_s) <= 0:
+            raise ConfigError(
+                "arrivals, seconds and the simulated times must be above 0; raise the one that is 0"
+            )
