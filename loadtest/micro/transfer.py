@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.micro.measure import paired_ratios, provenance, spread
+from loadtest.micro.measure import provenance
 from loadtest.micro.transfer_parts import INCARNATION, MODEL, TOKEN
+from loadtest.spread import paired_ratios, spread
 from shared.errors import ConfigError, InternalError, TransportError
 from shared.transport.base import Grant, KvTransport, TransportContext
 from shared.transport.registry import transport_registry
