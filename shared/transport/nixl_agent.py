@@ -26,8 +26,8 @@ T = TypeVar("T")
 MEMORY = "DRAM"
 """Kind of memory that this version registers: the host's."""
 
-WRITE_SECONDS = 20.0
-"""Longest time of one chunk; a peer that takes longer hangs."""
+WRITE_SECONDS = 10.0
+"""Longest time of one call's chunks; a peer that takes longer hangs, and holds up all others."""
 
 _FIRST_PAUSE_S = 0.0001
 _LONGEST_PAUSE_S = 0.0005
@@ -72,7 +72,7 @@ class NixlAgent:
         self.address = int(self._memory.ctypes.data)
         self._slot_bytes = slot_bytes
         self._slots = deque(range(self._memory.nbytes // slot_bytes if slot_bytes else 0))
-        self._unsettled: set[str] = set()
+        self._hung: list[tuple[str, _Posted]] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl")
         self._agent: Any = None
         try:
@@ -126,14 +126,16 @@ class NixlAgent:
         return await self._call(lambda: self._poll(wait_s))
 
     def is_settled(self, peer: str) -> bool:
-        """Whether no write to this peer can be under way; False for ever after a hung one."""
-        return peer not in self._unsettled
+        """Whether no write to this peer can be under way."""
+        return all(name != peer for name, _ in self._hung)
 
     async def close(self) -> None:
         """Waits for running calls and frees the agent; twice is fine."""
         if self._agent is not None:
-            await self._call(self._stop)
-            self._thread.shutdown()
+            try:
+                await self._call(self._stop)
+            finally:
+                self._thread.shutdown()
 
     # --- on the agent's thread ----------------------------------------------------------------
 
@@ -169,19 +171,21 @@ class NixlAgent:
     def _write(
         self, peer: str, writes: Sequence[DirectWrite], *, may_go: Callable[[], None]
     ) -> None:
+        self._reclaim()
         posted: deque[_Posted] = deque()
         failure: HandoffError | None = None
+        until = time.monotonic() + WRITE_SECONDS
         try:
             for write in writes:
                 if not self._slots:
-                    self._finish(peer, posted.popleft())
+                    self._finish(peer, posted.popleft(), until=until)
                 posted.append(self._post(peer, write, may_go=may_go))
         except HandoffError as error:
             failure = error
         # Nothing may be under way when the caller hears of it, whatever happened.
         for each in posted:
             try:
-                self._finish(peer, each)
+                self._finish(peer, each, until=until)
             except HandoffError as error:
                 failure = failure or error
         if failure is not None:
@@ -190,8 +194,8 @@ class NixlAgent:
     def _post(self, peer: str, write: DirectWrite, *, may_go: Callable[[], None]) -> _Posted:
         if not self._slots:
             raise TransportError(
-                "no chunk is left to send from: writes to a peer that hangs hold them all; "
-                "restart this worker"
+                "no chunk is left to send from: writes to peers that hang hold them all; "
+                "start a new attempt, and restart this worker if it recurs"
             )
         length, slot = write.data.nbytes, self._slots.popleft()
         start = slot * self._slot_bytes
@@ -217,17 +221,16 @@ class NixlAgent:
             raise _write_failed(error) from error
         return _Posted(handle, slot)
 
-    def _finish(self, peer: str, posted: _Posted) -> None:
-        until = time.monotonic() + WRITE_SECONDS
+    def _finish(self, peer: str, posted: _Posted, *, until: float) -> None:
         polls = 0
         try:
             while (state := self._agent.check_xfer_state(posted.handle)) == "PROC":
                 polls += 1
                 if time.monotonic() > until:
-                    # It can be neither cancelled nor waited for: its slot is lost.
-                    self._unsettled.add(peer)
+                    # It can be neither cancelled nor waited for, and keeps its slot.
+                    self._hung.append((peer, posted))
                     raise TransportError(
-                        f"a chunk was not taken for {WRITE_SECONDS:g} s: the peer hangs; "
+                        f"chunks were not taken for {WRITE_SECONDS:g} s: the peer hangs; "
                         "start a new attempt on another worker"
                     )
                 time.sleep(0 if polls < _SPIN_POLLS else _FIRST_PAUSE_S)
@@ -242,9 +245,22 @@ class NixlAgent:
         try:
             self._agent.release_xfer_handle(posted.handle)
         except self._library.failures:
-            self._unsettled.add(peer)  # the library says that it still runs: its slot is lost
+            self._hung.append((peer, posted))  # the library says that it still runs
         else:
             self._slots.append(posted.slot)
+
+    def _reclaim(self) -> None:
+        """Takes back the slots of hung writes that have ended since, mostly by `forget`."""
+        hung, self._hung = self._hung, []
+        for peer, posted in hung:
+            try:
+                running = self._agent.check_xfer_state(posted.handle) == "PROC"
+            except self._library.failures:
+                running = False
+            if running:
+                self._hung.append((peer, posted))
+            else:
+                self._release(peer, posted)
 
     async def _call(self, function: Callable[[], T]) -> T:
         if self._agent is None:

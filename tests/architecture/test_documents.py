@@ -92,7 +92,9 @@ def test_make_targets_are_the_ten():
 def test_pins_cover_every_direct_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = project["dependencies"] + [
-        item for extra in ("worker", "dev", "clients") for item in project["optional-dependencies"][extra]
+        item
+        for extra in ("worker", "dev", "clients")
+        for item in project["optional-dependencies"][extra]
     ]
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins if "==" in line}

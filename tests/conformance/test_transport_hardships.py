@@ -3,11 +3,6 @@
 import asyncio
 import math
 import struct
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +19,9 @@ from tests.support.transfer_parts import (
     receiver,
     until,
 )
+from tests.support.transfer_process import transfer_process
 
 MIB = 2**20
-ROOT = Path(__file__).resolve().parents[2]
 NAN = struct.pack("<f", math.nan)
 
 
@@ -124,7 +119,7 @@ async def test_a_writer_that_is_cancelled_is_still_after_its_abort(name: str) ->
 @each_transport(without=("loopback",))
 async def test_a_receiver_that_is_killed_ends_the_transfer_and_nothing_else(name: str) -> None:
     async with receiver(name, slab_bytes=MIB) as other:
-        with process("receive", name, str(8 * MIB)) as child:
+        with transfer_process("receive", name, str(8 * MIB)) as child:
             assert child.stdout is not None
             address, slot, generation = (await asyncio.to_thread(child.stdout.readline)).split()
             sender = other.transport.sender()
@@ -156,7 +151,7 @@ async def test_a_sender_that_is_killed_is_noticed(name: str) -> None:
     async with receiver(name, slab_bytes=8 * MIB) as end:
         lease, grant = end.grant(4 * MIB)
         where = (end.address, str(grant.slot), str(grant.generation), str(4 * MIB))
-        with process("send", name, *where) as child:
+        with transfer_process("send", name, *where) as child:
             assert child.stdout is not None
             await asyncio.to_thread(child.stdout.readline)
             child.kill()
@@ -171,20 +166,3 @@ async def write_for_ever(sender, data: bytes) -> None:
         while True:
             await sender.write(0, data)
             await asyncio.sleep(0.01)
-
-
-@contextmanager
-def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.transfer_process", *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
-        assert child.stdout is not None
-        child.stdout.close()

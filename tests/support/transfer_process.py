@@ -6,11 +6,35 @@ full, over and over, and prints a line after each round.
 """
 
 import asyncio
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from shared.transport.base import Grant, TransportContext
 from shared.transport.registry import transport_registry
 from tests.support.transfer_parts import INCARNATION, MODEL, TOKEN, receiver
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def transfer_process(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """One end in a process of its own; killed at the end."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.transfer_process", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
 
 
 async def receive(name: str, nbytes: int) -> None:

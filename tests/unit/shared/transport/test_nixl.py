@@ -1,20 +1,32 @@
 """What only the NIXL transport has: fingerprints, leases kept on both sides, keys, late notices."""
 
 import asyncio
+import signal
 from dataclasses import replace
 
 import pytest
 
 from shared.errors import ConfigError, StaleWriteError, TransportError
-from shared.transport.base import TransportContext
+from shared.transport.base import Grant, TransportContext
 from shared.transport.nixl import NixlTransport
 from shared.transport.nixl_agent import DirectWrite
 from shared.transport.nixl_lane import Lane
 from shared.transport.nixl_receiver import NixlReceiver
 from shared.transport.nixl_wire import KEY_BYTES, Notice, encode_notice
-from tests.support.transfer_parts import MODEL, Receiver, needs_nixl, receiver, until
+from tests.support.transfer_parts import (
+    INCARNATION,
+    MODEL,
+    TOKEN,
+    Receiver,
+    needs_nixl,
+    receiver,
+    until,
+)
+from tests.support.transfer_process import transfer_process
 
 pytestmark = needs_nixl
+
+MIB = 2**20
 
 
 def transport_of(end: Receiver) -> NixlTransport:
@@ -171,6 +183,33 @@ async def test_a_write_to_a_stranger_fails_and_leaves_no_slot_taken() -> None:
         for _ in range(2 * free):
             with pytest.raises(TransportError, match="could not be written"):
                 await agent.write("nobody", [write], may_go=lambda: None)
+        assert len(agent._slots) == free
+
+
+async def test_a_peer_that_hangs_fails_one_call_and_holds_up_nobody_else(monkeypatch) -> None:
+    monkeypatch.setattr("shared.transport.nixl_agent.WRITE_SECONDS", 0.5)
+    async with receiver("nixl") as end:
+        agent = transport_of(end).agent
+        free = len(agent._slots)
+        with transfer_process("receive", "nixl", str(8 * MIB)) as child:
+            assert child.stdout is not None
+            address, slot, generation = (await asyncio.to_thread(child.stdout.readline)).split()
+            grant = Grant(
+                slot=int(slot), generation=int(generation), incarnation=INCARNATION, token=TOKEN
+            )
+            sender = end.transport.sender()
+            await sender.open(address=address, grant=grant)
+            await sender.write(0, bytes(MIB))
+            child.send_signal(signal.SIGSTOP)
+            with pytest.raises(TransportError):
+                await write_for_ever(sender, bytes(8 * MIB))
+            await sender.abort()
+            lease, own = end.grant(100)
+            sender = end.transport.sender()
+            await sender.open(address=end.address, grant=own)
+            await sender.write(0, b"z" * 100)
+            await sender.seal()
+            assert end.bytes_of(lease) == b"z" * 100
         assert len(agent._slots) == free
 
 
