@@ -5,7 +5,6 @@ in memory, timed in the same repeats, is what the transports are put beside.
 """
 
 import argparse
-import asyncio
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import uvloop
 
 from loadtest.micro.measure import provenance
 from loadtest.micro.transfer_parts import INCARNATION, MODEL, TOKEN
@@ -116,7 +116,7 @@ def bench_transfer(
         InternalError: other bytes arrived than were sent.
     """
     check_settings(sizes_mib=sizes_mib, transports=transports, repeats=repeats)
-    return asyncio.run(
+    return uvloop.run(  # as workers do
         _bench(sizes_mib=sizes_mib, wanted=transports, repeats=repeats, progress=progress)
     )
 

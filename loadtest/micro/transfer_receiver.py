@@ -9,6 +9,8 @@ import json
 import sys
 from typing import Any
 
+import uvloop
+
 from loadtest.micro.transfer_parts import INCARNATION, MODEL, TOKEN
 from shared.errors import StaleWriteError
 from shared.kv.slab import Slab, SlabLease
@@ -122,4 +124,4 @@ def _say(body: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1])))
+    uvloop.run(serve(int(sys.argv[1])))  # as workers do

@@ -1,4 +1,4 @@
-"""One NIXL agent behind one thread of its own, the only one that calls the library.
+"""One NIXL agent behind a thread of its own, the only one that calls the library.
 
 An agent registers its memory once: the landing slab on the decode side, a few chunks to send from
 on the prefill side. It has no progress thread, which would spin on a core: calls make progress.
@@ -9,7 +9,7 @@ import mmap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -47,6 +47,14 @@ class DirectWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class _Staged:
+    slot: int
+    length: int
+    address: int
+    notice: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class _Posted:
     handle: Any
     slot: int
@@ -74,11 +82,12 @@ class NixlAgent:
         self._slots = deque(range(self._memory.nbytes // slot_bytes if slot_bytes else 0))
         self._hung: list[tuple[str, _Posted]] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl")
+        self._stager = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl-stage")
         self._agent: Any = None
         try:
             self._thread.submit(self._start, name).result()
         except self._library.failures as error:
-            self._thread.shutdown()
+            self._end_threads()
             raise broken(error) from error
 
     @property
@@ -135,7 +144,11 @@ class NixlAgent:
             try:
                 await self._call(self._stop)
             finally:
-                self._thread.shutdown()
+                self._end_threads()
+
+    def _end_threads(self) -> None:
+        self._thread.shutdown()
+        self._stager.shutdown()
 
     # --- on the agent's thread ----------------------------------------------------------------
 
@@ -172,54 +185,60 @@ class NixlAgent:
         self, peer: str, writes: Sequence[DirectWrite], *, may_go: Callable[[], None]
     ) -> None:
         self._reclaim()
+        waiting, until = deque(writes), time.monotonic() + WRITE_SECONDS
+        staged: deque[Future[_Staged]] = deque()
         posted: deque[_Posted] = deque()
         failure: HandoffError | None = None
-        until = time.monotonic() + WRITE_SECONDS
-        try:
-            for write in writes:
-                if not self._slots:
-                    self._finish(peer, posted.popleft(), until=until)
-                posted.append(self._post(peer, write, may_go=may_go))
-        except HandoffError as error:
-            failure = error
-        # Nothing may be under way when the caller hears of it, whatever happened.
-        for each in posted:
+        while waiting or staged or posted:
+            while waiting and self._slots:
+                slot = self._slots.popleft()
+                staged.append(self._stager.submit(self._stage, waiting.popleft(), slot))
             try:
-                self._finish(peer, each, until=until)
+                if staged:
+                    posted.append(self._post(peer, staged.popleft().result(), may_go=may_go))
+                elif posted:
+                    self._finish(peer, posted.popleft(), until=until)
+                else:
+                    raise TransportError(
+                        "no chunk is left to send from: writes to peers that hang hold them all; "
+                        "start a new attempt, and restart this worker if it recurs"
+                    )
             except HandoffError as error:
+                # What is posted is waited for all the same: on return nothing is under way.
                 failure = failure or error
+                waiting.clear()
+                self._slots.extend(each.result().slot for each in staged)
+                staged.clear()
         if failure is not None:
             raise failure
 
-    def _post(self, peer: str, write: DirectWrite, *, may_go: Callable[[], None]) -> _Posted:
-        if not self._slots:
-            raise TransportError(
-                "no chunk is left to send from: writes to peers that hang hold them all; "
-                "start a new attempt, and restart this worker if it recurs"
-            )
-        length, slot = write.data.nbytes, self._slots.popleft()
+    def _stage(self, write: DirectWrite, slot: int) -> _Staged:
+        """Copies and sums a chunk, on the stager's thread, while others are on their way."""
         start = slot * self._slot_bytes
-        staged = self._memory[start : start + length]
+        staged = self._memory[start : start + write.data.nbytes]
+        staged[:] = np.frombuffer(write.data, dtype=np.uint8)
+        return _Staged(slot, staged.nbytes, write.address, write.notice(crc32(staged.data)))
+
+    def _post(self, peer: str, staged: _Staged, *, may_go: Callable[[], None]) -> _Posted:
+        local = self.address + staged.slot * self._slot_bytes
         try:
-            staged[:] = np.frombuffer(write.data, dtype=np.uint8)
-            notice = write.notice(crc32(staged.data))
             may_go()
             agent = self._agent
             handle = agent.initialize_xfer(
                 "WRITE",
-                agent.get_xfer_descs([(self.address + start, length, 0)], mem_type=MEMORY),
-                agent.get_xfer_descs([(write.address, length, 0)], mem_type=MEMORY),
+                agent.get_xfer_descs([(local, staged.length, 0)], mem_type=MEMORY),
+                agent.get_xfer_descs([(staged.address, staged.length, 0)], mem_type=MEMORY),
                 peer,
-                notice,
+                staged.notice,
             )
             agent.transfer(handle)
         except HandoffError:
-            self._slots.append(slot)
+            self._slots.append(staged.slot)
             raise
         except self._library.failures as error:
-            self._slots.append(slot)
+            self._slots.append(staged.slot)
             raise _write_failed(error) from error
-        return _Posted(handle, slot)
+        return _Posted(handle, staged.slot)
 
     def _finish(self, peer: str, posted: _Posted, *, until: float) -> None:
         polls = 0

@@ -19,7 +19,7 @@ from shared.transport.nixl_wire import Notice, encode_notice
 LaneCall = grpc.aio.StreamStreamCall[transfer_pb2.LaneRequest, transfer_pb2.LaneResponse]
 """A lane as this side sees it."""
 
-BATCH_CHUNKS = 8
+BATCH_CHUNKS = 16
 """Chunks that one turn of the agent's thread writes, so that handoffs take turns."""
 
 _GOODBYE_SECONDS = 2.0
