@@ -83,18 +83,16 @@ class NixlTransport:
         await self.agent.close()
 
     async def open_lane(self, address: str, grant: Grant) -> OpenLane:
-        """Greets a decode worker, attaches to it when it is new, and opens a lane.
+        """Opens a lane; greets a decode worker and attaches to it first, when it is new.
 
         Raises:
             StaleWriteError: the grant is not (any more) ours.
             TransportError: unreachable, restarted since the grant, or another model or version.
         """
         channel = self._channels.get(address)
-        hello = await say_hello(channel, address=address, own=self._own, grant=grant)
-        self._check_fingerprint(hello, address)
         # One at a time: two attachments of one peer would name it twice.
         async with self._attaching:
-            peer = await self._attach(channel, address, grant=grant, incarnation=hello.incarnation)
+            peer = await self._peer(channel, address, grant)
         method: grpc.aio.StreamStreamMultiCallable[
             transfer_pb2.LaneRequest, transfer_pb2.LaneResponse
         ] = channel.stream_stream(
@@ -137,11 +135,14 @@ class NixlTransport:
                 "it, or register another kind of memory; install the same version on both"
             )
 
-    async def _attach(
-        self, channel: grpc.aio.Channel, address: str, *, grant: Grant, incarnation: str
-    ) -> str:
+    async def _peer(self, channel: grpc.aio.Channel, address: str, grant: Grant) -> str:
+        """Name of the receiver's agent; who gave the grant need not be asked twice who it is."""
         known = self._attached.get(address)
-        if known is not None and known.incarnation == incarnation:
+        if known is not None and known.incarnation == grant.incarnation:
+            return known.peer
+        hello = await say_hello(channel, address=address, own=self._own, grant=grant)
+        self._check_fingerprint(hello, address)
+        if known is not None and known.incarnation == hello.incarnation:
             return known.peer
         await self.lost(address)
         attach = channel.unary_unary(
@@ -160,7 +161,7 @@ class NixlTransport:
         except grpc.aio.AioRpcError as error:
             raise transfer_error(error, address) from error
         peer = await self.agent.connect(answer.metadata)
-        self._attached[address] = _Attached(incarnation, peer)
+        self._attached[address] = _Attached(hello.incarnation, peer)
         return peer
 
 
