@@ -29,6 +29,9 @@ MEMORY = "DRAM"
 WRITE_SECONDS = 10.0
 """Longest time of one call's chunks; a peer that takes longer hangs, and holds up all others."""
 
+POSTED_CHUNKS = 3
+"""Chunks on their way at once; fewer than there are slots, so that others are staged meanwhile."""
+
 _FIRST_PAUSE_S = 0.0001
 _LONGEST_PAUSE_S = 0.0005
 _SPIN_POLLS = 50
@@ -194,7 +197,7 @@ class NixlAgent:
                 slot = self._slots.popleft()
                 staged.append(self._stager.submit(self._stage, waiting.popleft(), slot))
             try:
-                if staged:
+                if staged and len(posted) < POSTED_CHUNKS:
                     posted.append(self._post(peer, staged.popleft().result(), may_go=may_go))
                 elif posted:
                     self._finish(peer, posted.popleft(), until=until)
