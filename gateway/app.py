@@ -38,6 +38,7 @@ from gateway.quotas.quotas import Quotas
 from gateway.quotas.shared import SharedQuotas, SharedSettings
 from gateway.retry_budget import RetryBudget, RetryPolicy
 from gateway.routes.admin import AdminRoutes
+from gateway.routes.body_room import BodyRoom
 from gateway.routes.document import DocumentRoute
 from gateway.routes.generate import GenerateRoutes
 from gateway.routes.models import ModelRoutes
@@ -119,6 +120,7 @@ class Gateway:
         self._traffic = LiveTraffic()
         self._admin_routes: AdminRoutes | None = None
         self._pipeline: Pipeline | None = None
+        self._bodies = BodyRoom(limit_bytes=config.max_bodies_bytes)
         self._servers: _Servers | None = None
         self._grammars: GrammarCompiler | None = None
         self._health_task: asyncio.Task[None] | None = None
@@ -304,10 +306,9 @@ class Gateway:
             interceptors=self._security.interceptors(on_refused=observer.rejected),
             spans=self._watched.spans,
         )
-        servicer = InferenceServicer(intake, pipeline=pipeline, observer=observer)
-        servicer.add_to(grpc_server.server)
+        InferenceServicer(intake, pipeline=pipeline, observer=observer).add_to(grpc_server.server)
         app = rest_app(self._endpoints(intake, pipeline, observer))
-        guarded = self._security.around(app, on_refused=observer.rejected)
+        guarded = self._security.around(self._bodies.around(app), on_refused=observer.rejected)
         rest = HttpServer(
             TracedRequests(guarded, spans=self._watched.spans, paths=working_paths(app)),
             host=config.host,

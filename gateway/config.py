@@ -62,6 +62,9 @@ class GatewayConfig:
     to it for its faster link (NVLink, then the same machine); 0 does not look at links."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body, in bytes; more is 413."""
+    max_bodies_bytes: int = 256 * 1024 * 1024
+    """Request bodies held at once, from their first byte to the end of their answer, in bytes; more
+    is 429."""
     queue_tokens: int = 131_072
     """Prompt tokens that may wait for their prefill to start; more is 429. One prompt a key always
     may, however long it is."""
@@ -142,6 +145,11 @@ class GatewayConfig:
                 raise ConfigError(
                     f"{name} is {value}, but nothing works without it; give a value above 0"
                 )
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ConfigError(
+                f"max_bodies_bytes is {self.max_bodies_bytes}, below max_body_bytes of "
+                f"{self.max_body_bytes}: a body that is allowed would never fit; raise it"
+            )
         check_setting(self.tool_parser)
         if not 1 <= self.max_choices <= MAX_BRANCHES:
             raise ConfigError(f"max_choices is {self.max_choices}; give 1 to {MAX_BRANCHES}")

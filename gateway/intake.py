@@ -5,7 +5,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from gateway.answer_plan import AnswerPlan
@@ -138,8 +138,7 @@ class Intake:
         """Changes whenever the answer to the same seed may change."""
         served = self._workers.served()
         serving = (served.model_hash, served.methods) if served is not None else ()
-        text = repr((package_version(), serving, replace(options, trace=False)))
-        return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return _fingerprint(serving, options)
 
     async def conversation_job(self, asked: Conversation, origin: Origin) -> GenerationJob:
         """The job of a conversation.
@@ -359,6 +358,12 @@ class Intake:
 def new_origin(request_id: str, endpoint: str) -> Origin:
     """The origin of a request that arrives now."""
     return Origin(request_id=request_id, endpoint=endpoint, arrived=time.monotonic())
+
+
+@lru_cache(maxsize=256)
+def _fingerprint(serving: tuple[object, ...], options: RequestOptions) -> str:
+    text = repr((package_version(), serving, replace(options, trace=False)))
+    return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _is_short(messages: Sequence[Mapping[str, Any]]) -> bool:

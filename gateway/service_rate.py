@@ -50,7 +50,9 @@ class ServiceRate:
         now = self._clock()
         passed, self._seen = now - self._seen, now
         # A worker computes one prompt at a time; more prompts than workers do not run faster.
-        working = min(self._in_service, max(1, self._workers()))
+        working = self._in_service
+        if working > 1:
+            working = min(working, max(1, self._workers()))
         spent = passed * working
         if spent <= 0:
             return

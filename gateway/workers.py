@@ -12,6 +12,7 @@ from gateway.pairing.pairs import Ranked, choose_pair
 from shared.discovery.base import Discovery
 from shared.discovery.card import WorkerCard
 from shared.errors import InternalError, OverloadedError, TandemError, UnavailableError
+from shared.types.model_identity import ModelIdentity
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -85,6 +86,8 @@ class Workers:
         self._breakers: dict[str, Breaker] = {}
         self._incarnations: dict[str, str] = {}
         self._in_flight: dict[str, int] = {}
+        self._served_by: tuple[WorkerCard, ...] = ()
+        self._served: ServedModel | None = None
 
     @property
     def degraded(self) -> bool:
@@ -170,15 +173,10 @@ class Workers:
 
     def served(self) -> ServedModel | None:
         """The model of the live workers; None when none is known."""
-        cards = self._discovery.cards(PREFILL) + self._discovery.cards(DECODE)
-        if not cards:
-            return None
-        return ServedModel(
-            name=cards[0].model.name,
-            max_model_len=min(card.max_model_len for card in cards),
-            model_hash=cards[0].model.model_hash,
-            methods=tuple(sorted({f"{card.role} {card.methods_hash}" for card in cards})),
-        )
+        cards = (*self._discovery.cards(PREFILL), *self._discovery.cards(DECODE))
+        if cards != self._served_by:  # asked several times a request, and the answer seldom changes
+            self._served_by, self._served = cards, _served_by(cards)
+        return self._served
 
     def missing(self) -> str | None:
         """Why a request cannot be served now; None when it can."""
@@ -186,7 +184,7 @@ class Workers:
             prefills, decodes = self._live(PREFILL), self._live(DECODE)
         except UnavailableError as error:
             return error.error_code
-        if not any(not p.model.differences(d.model) for p in prefills for d in decodes):
+        if not any(_pairs(p.model, d.model) for p in prefills for d in decodes):
             return "no_matching_pair"
         return None
 
@@ -272,4 +270,19 @@ def _none_left(role: str, why: str) -> UnavailableError:
         f"see /health/ready and the log of the {role} service, then retry",
         code=f"no_{role}_worker",
         retry_after_s=_RETRY_S,
+    )
+
+
+def _pairs(prefill: ModelIdentity, decode: ModelIdentity) -> bool:
+    return prefill == decode or not prefill.differences(decode)
+
+
+def _served_by(cards: tuple[WorkerCard, ...]) -> ServedModel | None:
+    if not cards:
+        return None
+    return ServedModel(
+        name=cards[0].model.name,
+        max_model_len=min(card.max_model_len for card in cards),
+        model_hash=cards[0].model.model_hash,
+        methods=tuple(sorted({f"{card.role} {card.methods_hash}" for card in cards})),
     )

@@ -80,11 +80,11 @@ ENTRYPOINT ["tandem"]
 FROM worker AS prefill
 EXPOSE 8101 9100
 CMD ["prefill"]
-HEALTHCHECK --interval=15s --timeout=10s --start-period=600s --start-interval=2s --retries=3 \
+HEALTHCHECK --interval=15s --timeout=15s --start-period=600s --start-interval=2s --retries=3 \
     CMD ["tandem", "health", "--role", "prefill"]
 
 FROM worker AS decode
 EXPOSE 8201 9200
 CMD ["decode"]
-HEALTHCHECK --interval=15s --timeout=10s --start-period=600s --start-interval=2s --retries=3 \
+HEALTHCHECK --interval=15s --timeout=15s --start-period=600s --start-interval=2s --retries=3 \
     CMD ["tandem", "health", "--role", "decode"]

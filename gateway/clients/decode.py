@@ -11,6 +11,7 @@ from gateway.clients.events import (
 )
 from gateway.clients.failures import events_of, worker_errors
 from gateway.clients.prefill import CONTROL_TIMEOUT_S
+from gateway.clients.stubs import Stubs
 from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
 from shared.errors import HandoffError, UnavailableError
 from shared.rpc.channel_pool import ChannelPool
@@ -28,7 +29,9 @@ class DecodeClient:
     """The RPCs of DecodeService that a gateway makes; every failure is a TandemError."""
 
     def __init__(self, channels: ChannelPool) -> None:
-        self._channels = channels
+        self._stubs: Stubs[decode_pb2_grpc.DecodeServiceAsyncStub] = Stubs(
+            channels, decode_pb2_grpc.DecodeServiceStub
+        )
 
     def decode(
         self, address: str, call: DecodeCall, *, timeout_s: float
@@ -38,7 +41,7 @@ class DecodeClient:
         Raises:
             TandemError: the worker refused or failed, or the connection broke.
         """
-        request, stub = _request(call, timeout_s), self._stub(address)
+        request, stub = _request(call, timeout_s), self._stubs.to(address)
         return events_of(
             lambda: stub.Decode(request, timeout=timeout_s, wait_for_ready=False), _event
         )
@@ -47,16 +50,13 @@ class DecodeClient:
         """Ends a generation within one step."""
         request = decode_pb2.DecodeServiceCancelRequest(handoff=handoff_to_pb(handoff))
         with worker_errors():
-            await self._stub(address).Cancel(request, timeout=CONTROL_TIMEOUT_S)
+            await self._stubs.to(address).Cancel(request, timeout=CONTROL_TIMEOUT_S)
 
     async def abort(self, address: str, handoff: HandoffKey, *, reason: str) -> None:
         """Ends a handoff before its commit."""
         request = decode_pb2.AbortRequest(handoff=handoff_to_pb(handoff), reason=reason)
         with worker_errors():
-            await self._stub(address).Abort(request, timeout=CONTROL_TIMEOUT_S)
-
-    def _stub(self, address: str) -> "decode_pb2_grpc.DecodeServiceAsyncStub":
-        return decode_pb2_grpc.DecodeServiceStub(self._channels.get(address))
+            await self._stubs.to(address).Abort(request, timeout=CONTROL_TIMEOUT_S)
 
 
 def _request(call: DecodeCall, timeout_s: float) -> decode_pb2.DecodeRequest:

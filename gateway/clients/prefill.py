@@ -11,6 +11,7 @@ from gateway.clients.events import (
     Target,
 )
 from gateway.clients.failures import events_of, worker_errors
+from gateway.clients.stubs import Stubs
 from protos.tandem.v1 import prefill_pb2, prefill_pb2_grpc
 from shared.rpc.channel_pool import ChannelPool
 from shared.types.handoff import HandoffKey
@@ -27,7 +28,9 @@ class PrefillClient:
     """All RPCs of PrefillService; every failure is a TandemError."""
 
     def __init__(self, channels: ChannelPool) -> None:
-        self._channels = channels
+        self._stubs: Stubs[prefill_pb2_grpc.PrefillServiceAsyncStub] = Stubs(
+            channels, prefill_pb2_grpc.PrefillServiceStub
+        )
 
     def prefill(
         self, address: str, call: PrefillCall, *, timeout_s: float
@@ -37,7 +40,7 @@ class PrefillClient:
         Raises:
             TandemError: the worker refused or failed, or the connection broke.
         """
-        request, stub = _request(call, timeout_s), self._stub(address)
+        request, stub = _request(call, timeout_s), self._stubs.to(address)
         return events_of(
             lambda: stub.Prefill(request, timeout=timeout_s, wait_for_ready=False), _event
         )
@@ -60,30 +63,27 @@ class PrefillClient:
             handoff=handoff_to_pb(handoff), new_attempt=new_attempt, targets=_targets(targets)
         )
         with worker_errors():
-            response = await self._stub(address).Resend(request, timeout=timeout_s)
+            response = await self._stubs.to(address).Resend(request, timeout=timeout_s)
         return _sealed(response.sealed)
 
     async def renew(self, address: str, handoff: HandoffKey) -> float:
         """Prolongs the hold; returns the remaining seconds, 0 when nothing is held."""
         request = prefill_pb2.RenewRequest(handoffs=[handoff_to_pb(handoff)])
         with worker_errors():
-            response = await self._stub(address).Renew(request, timeout=CONTROL_TIMEOUT_S)
+            response = await self._stubs.to(address).Renew(request, timeout=CONTROL_TIMEOUT_S)
         return 0.0 if response.unknown else response.lease_ms / 1000
 
     async def release(self, address: str, handoff: HandoffKey) -> None:
         """Drops sealed KV."""
         request = prefill_pb2.ReleaseRequest(handoff=handoff_to_pb(handoff))
         with worker_errors():
-            await self._stub(address).Release(request, timeout=CONTROL_TIMEOUT_S)
+            await self._stubs.to(address).Release(request, timeout=CONTROL_TIMEOUT_S)
 
     async def cancel(self, address: str, handoff: HandoffKey) -> None:
         """Stops a prompt in any phase."""
         request = prefill_pb2.PrefillServiceCancelRequest(handoff=handoff_to_pb(handoff))
         with worker_errors():
-            await self._stub(address).Cancel(request, timeout=CONTROL_TIMEOUT_S)
-
-    def _stub(self, address: str) -> "prefill_pb2_grpc.PrefillServiceAsyncStub":
-        return prefill_pb2_grpc.PrefillServiceStub(self._channels.get(address))
+            await self._stubs.to(address).Cancel(request, timeout=CONTROL_TIMEOUT_S)
 
 
 def _request(call: PrefillCall, timeout_s: float) -> prefill_pb2.PrefillRequest:

@@ -27,6 +27,12 @@ _FRAMES = (
     "holds an ErrorReply instead."
 )
 
+_EVENTS = (
+    "Server-sent events: every event has a line `event:` that names its type and a line "
+    "`data: {json}` with the same `type`; comments are keep-alives. Exactly one of "
+    "response.completed, response.incomplete and response.failed is the last one."
+)
+
 
 def build_document() -> dict[str, Any]:
     """The document, ready for JSON."""
@@ -59,7 +65,10 @@ def build_document() -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     bodies = {op.body for op in OPERATIONS if op.body is not None}
     given = {
-        model for op in OPERATIONS for model in (op.answer, op.chunk, op.feed) if model is not None
+        model
+        for op in OPERATIONS
+        for model in (op.answer, op.chunk, op.event, op.feed)
+        if model is not None
     }
     models = [(m, "validation") for m in sorted(bodies, key=lambda m: m.__name__)]
     models += [(m, "validation") for m in sorted(given | {ErrorReply}, key=lambda m: m.__name__)]
@@ -96,13 +105,15 @@ def _success(operation: Operation) -> dict[str, Any]:
         content[JSON] = {"schema": _ref(operation.answer)}
     if operation.chunk is not None:
         content[STREAM] = {"itemSchema": _frame(operation.chunk)}
+    if operation.event is not None:
+        content[STREAM] = {"itemSchema": _named(operation.event)}
     if operation.feed is not None:
         content[STREAM] = {"itemSchema": _frame(operation.feed)}
     if not content:
         content[TEXT] = {"schema": {"type": "string"}}
     description = operation.summary
     if STREAM in content:
-        description = f"{description}. {_FRAMES}"
+        description = f"{description}. {_FRAMES if operation.event is None else _EVENTS}"
     return {"description": description, "content": content}
 
 
@@ -115,6 +126,13 @@ def _frame(model: type[BaseModel]) -> dict[str, Any]:
     }
     data = {"anyOf": [{"const": "[DONE]"}, held]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def _named(model: type[BaseModel]) -> dict[str, Any]:
+    """One event with a name."""
+    held = {"type": "string", "contentMediaType": JSON, "contentSchema": _ref(model)}
+    named = {"event": {"type": "string"}, "data": held}
+    return {"type": "object", "properties": named, "required": list(named)}
 
 
 def _failure(status: int, model: type[BaseModel]) -> dict[str, Any]:

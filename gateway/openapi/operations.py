@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from gateway.openapi import answers, states
+from gateway.openapi import answers, responses, states
 from gateway.routes.admin import DRAIN, LIVE, WORKERS
-from gateway.routes.generate import CHAT, COMPLETIONS
+from gateway.routes.generate import CHAT, COMPLETIONS, RESPONSES
 from gateway.routes.properties import LOAD, PROPS
 from gateway.routes.tokens import DETOKENIZE, RENDER, TOKENIZE
 from gateway.schema.chat import ChatBody
 from gateway.schema.completions import CompletionBody
+from gateway.schema.responses import ResponsesBody
 from gateway.schema.tokens import DetokenizeBody, TokenizeBody
 
 JSON = "application/json"
@@ -40,6 +41,8 @@ class Operation:
     """What it gives; None: text."""
     chunk: type[BaseModel] | None = None
     """What a stream's frames hold, where it can stream."""
+    event: type[BaseModel] | None = None
+    """What a stream's named events hold, where it can stream and has some."""
     feed: type[BaseModel] | None = None
     """What the frames of an endless stream hold, where there is no other answer."""
     errors: tuple[int, ...] = ()
@@ -67,6 +70,16 @@ OPERATIONS = (
         body=CompletionBody,
         answer=answers.Completion,
         chunk=answers.CompletionChunk,
+        errors=(*REFUSALS, *FAILURES),
+    ),
+    Operation(
+        path=RESPONSES,
+        method="post",
+        name="createResponse",
+        summary="Answers text or a conversation without storing anything; streams when asked to",
+        body=ResponsesBody,
+        answer=responses.ResponseReply,
+        event=responses.ResponseEvent,
         errors=(*REFUSALS, *FAILURES),
     ),
     Operation(

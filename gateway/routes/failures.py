@@ -14,6 +14,7 @@ from shared.rpc.status import NEUTRAL_MESSAGE
 _NOT_FOUND = 404
 _NOT_ALLOWED = 405
 _FIRST_SERVER_ERROR = 500
+_STORED = "/v1/responses/"
 
 _log = structlog.get_logger(__name__)
 
@@ -40,7 +41,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     if error.status_code == _NOT_FOUND:
         code = "not_found"
-        message = f"there is nothing at {path}; see /v1/models, /v1/chat/completions, /health/ready"
+        message = f"there is nothing at {path}; {_elsewhere(path)}"
     elif error.status_code == _NOT_ALLOWED:
         code = "method_not_allowed"
         allowed = (error.headers or {}).get("Allow", "another method")
@@ -66,6 +67,12 @@ async def on_client_gone(request: Request, error: Exception) -> Response:
 async def on_exception(request: Request, error: Exception) -> Response:
     """Everything that a route let through."""
     return error_response(reply_to(error), request_id=_id_of(request))
+
+
+def _elsewhere(path: str) -> str:
+    if path.startswith(_STORED):
+        return "responses are not stored here; send the whole conversation to /v1/responses"
+    return "see /v1/models, /v1/chat/completions, /v1/responses, /health/ready"
 
 
 def _id_of(request: Request) -> str:

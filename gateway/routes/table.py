@@ -11,7 +11,7 @@ from starlette.routing import Route
 from gateway.routes.admin import DRAIN, LIVE, WORKERS, AdminRoutes
 from gateway.routes.document import DOCUMENT, DocumentRoute
 from gateway.routes.failures import on_client_gone, on_exception, on_http_exception
-from gateway.routes.generate import CHAT, COMPLETIONS, GenerateRoutes
+from gateway.routes.generate import CHAT, COMPLETIONS, RESPONSES, GenerateRoutes
 from gateway.routes.models import ModelRoutes
 from gateway.routes.operations import OperationRoutes
 from gateway.routes.page import PAGE, PAGE_FILES, PageRoutes
@@ -26,7 +26,7 @@ class Endpoints:
     """Who answers what."""
 
     generate: GenerateRoutes
-    """Chat and plain completions."""
+    """Chat and plain completions, and responses."""
     models: ModelRoutes
     """What is served."""
     operations: OperationRoutes
@@ -48,6 +48,7 @@ def rest_app(endpoints: Endpoints) -> Starlette:
     routes = [
         Route(CHAT, endpoints.generate.chat, methods=["POST"]),
         Route(COMPLETIONS, endpoints.generate.completions, methods=["POST"]),
+        Route(RESPONSES, endpoints.generate.responses, methods=["POST"]),
         Route("/v1/models", endpoints.models.listing),
         Route("/v1/models/{model_id:path}", endpoints.models.one),
         Route("/health/live", endpoints.operations.live),

@@ -221,5 +221,5 @@ def _stop_reason(event: Finished, body: ChoicesBody) -> str | int | None:
     match = event.stop_match
     if match is None or match in (body.stop or ()):
         return match
-    known = match.isdigit() and int(match) in (body.stop_token_ids or ())
+    known = match.isdecimal() and int(match) in (body.stop_token_ids or ())
     return int(match) if known else None

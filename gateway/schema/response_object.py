@@ -96,7 +96,7 @@ class ResponseObject:
     def _choice(self) -> str | dict[str, Any]:
         choice = self.body.tool_choice
         if isinstance(choice, FlatNamedTool | FlatAllowedTools):
-            return choice.model_dump()
+            return choice.described()
         return choice or "auto"
 
     def _tools(self) -> list[dict[str, Any]]:

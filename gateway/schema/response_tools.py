@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field
 
 from gateway.schema.forms import form, type_of
 from gateway.schema.generation import Body
@@ -20,6 +20,7 @@ from gateway.schema.tools import (
     ToolName,
     choice_reader,
 )
+from gateway.structured.schema_check import MAX_SCHEMA_DEPTH, too_deep
 
 
 def _function(value: object) -> object:
@@ -35,13 +36,20 @@ FunctionType = Annotated[Literal["function"], BeforeValidator(_function)]
 """Of a tool that the client calls; this server runs none."""
 
 
+def _repeatable(schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Answers repeat the tools, also those that nobody holds to their schemas."""
+    if schema is not None and too_deep(schema):
+        raise ValueError(f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+    return schema
+
+
 class FunctionTool(Body):
     """A function that the model may call."""
 
     type: FunctionType
     name: ToolName
     description: str | None = None
-    parameters: ArgumentsSchema = None
+    parameters: Annotated[ArgumentsSchema, AfterValidator(_repeatable)] = None
     strict: bool | None = None
 
     def as_tool(self) -> Tool:
@@ -65,6 +73,10 @@ class FlatNamedTool(Body):
         """As a chat request says it."""
         return NamedTool(type="function", function=NamedFunction(name=self.name))
 
+    def described(self) -> dict[str, Any]:
+        """As answers repeat it: without what nobody knows."""
+        return {"type": self.type, "name": self.name}
+
 
 class FlatAllowedTools(Body):
     """`{"type": "allowed_tools", "mode": ..., "tools": [...]}`."""
@@ -78,6 +90,11 @@ class FlatAllowedTools(Body):
         tools = [tool.as_choice() for tool in self.tools]
         allowed = AllowedSet(mode=self.mode, tools=tools)
         return AllowedTools(type="allowed_tools", allowed_tools=allowed)
+
+    def described(self) -> dict[str, Any]:
+        """As answers repeat it: without what nobody knows."""
+        tools = [tool.described() for tool in self.tools]
+        return {"type": self.type, "mode": self.mode, "tools": tools}
 
 
 FlatToolChoice = Annotated[

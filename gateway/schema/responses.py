@@ -36,6 +36,15 @@ NotOffered = Annotated[Any, WithJsonSchema({"type": "null"})]
 _STATELESS = (
     "this server stores no responses; leave it out and send the whole conversation as input"
 )
+_NOT_OFFERED = {
+    "previous_response_id": _STATELESS,
+    "conversation": _STATELESS,
+    "prompt": "send its text as instructions and input",
+    "context_management": "shorten the input yourself",
+    "moderation": "this server moderates nothing",
+}
+"""Fields of the type NotOffered, and what to do instead."""
+
 _ELSEWHERE = {
     "messages": "send them as input",
     "max_tokens": "send it as max_output_tokens",
@@ -122,25 +131,22 @@ class ResponsesBody(ConversationBody):
 
     def unsupported(self) -> dict[str, tuple[Any, str]]:
         """State, what only another server has, and names of the chat API."""
-        calls = self.offers_tools() and self.top_logprob_count() is not None
-        found: dict[str, tuple[Any, str]] = {
-            "previous_response_id": (self.previous_response_id, _STATELESS),
-            "conversation": (self.conversation, _STATELESS),
-            "background": (self.background, "nothing is stored that could be fetched later"),
-            "prompt": (self.prompt, "send its text as instructions and input"),
+        extra = self.model_extra or {}
+        found = {
+            "background": (bool(self.background), "nothing is stored that could be fetched later"),
             "truncation": (
                 self.truncation == "auto",
                 "nothing is dropped from an input; shorten it, and leave truncation out",
             ),
-            "context_management": (self.context_management, "shorten the input yourself"),
-            "moderation": (self.moderation, "this server moderates nothing"),
             "top_logprobs" if self.top_logprobs else "include": (
-                calls,
+                self.offers_tools() and self.top_logprob_count() is not None,
                 "with tools it is not certain which tokens are text; leave one of both out",
             ),
-            "n": ((self.model_extra or {}).get("n") not in (None, 1), "a response is one answer"),
+            "n": (extra.get("n") not in (None, 1), "a response is one answer"),
         }
-        extra = self.model_extra or {}
-        found |= {name: (extra.get(name), hint) for name, hint in _ELSEWHERE.items()}
-        set_ones = {name: entry for name, entry in found.items() if entry[0] not in (None, False)}
+        found |= {
+            name: (getattr(self, name) is not None, hint) for name, hint in _NOT_OFFERED.items()
+        }
+        found |= {name: (extra.get(name) is not None, hint) for name, hint in _ELSEWHERE.items()}
+        set_ones = {name: entry for name, entry in found.items() if entry[0]}
         return super().unsupported() | set_ones

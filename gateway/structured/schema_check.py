@@ -34,9 +34,9 @@ def check_schema(schema: dict[str, Any], *, param: str) -> None:
     if LIBRARY_OPTIONS in schema:
         raise _refused(f"the keyword {LIBRARY_OPTIONS} is not part of JSON Schema", param)
     objects, product = 0, Decimal(1)
-    for node, depth in _nodes(schema):
-        if depth > MAX_SCHEMA_DEPTH:
-            raise _refused(f"it is nested deeper than {MAX_SCHEMA_DEPTH} levels", param)
+    if too_deep(schema):
+        raise _refused(f"it is nested deeper than {MAX_SCHEMA_DEPTH} levels", param)
+    for node, _ in _nodes(schema):
         if isinstance(node, dict):
             objects += 1
             product *= _steps(node.get("multipleOf"))
@@ -50,6 +50,11 @@ def check_schema(schema: dict[str, Any], *, param: str) -> None:
     size = len(json.dumps(schema))
     if size > MAX_SCHEMA_BYTES:
         raise _refused(f"it has {size} bytes, more than {MAX_SCHEMA_BYTES}", param)
+
+
+def too_deep(schema: object) -> bool:
+    """Whether an object or a list is nested deeper than MAX_SCHEMA_DEPTH."""
+    return any(depth > MAX_SCHEMA_DEPTH for _, depth in _nodes(schema))
 
 
 def _nodes(schema: object) -> Iterator[tuple[object, int]]:

@@ -69,7 +69,7 @@ class Relay:
             return b"data: " + orjson.dumps({**chunk, "choices": [choice]}) + b"\n\n"
 
         yield frame({"role": "assistant", "content": ""})
-        texts, sent = DecodeStream(skip_special_tokens=True), ""
+        texts, sent = DecodeStream(skip_special_tokens=True), 0
         phases: dict[str, float] = {}
         all_ids: list[int] = []
         async for token_ids, told in self._tokens(body):
@@ -78,10 +78,10 @@ class Relay:
             pieces = [texts.step(self._tokenizer, token_id) for token_id in token_ids]
             text = "".join(piece for piece in pieces if piece)
             if text:
-                sent += text
+                sent += len(text)
                 yield frame({"content": text})
         # What the stream of texts held back: half a character at the end.
-        if rest := self._tokenizer.decode(all_ids)[len(sent) :]:
+        if rest := self._tokenizer.decode(all_ids)[sent:]:
             yield frame({"content": rest})
         yield frame({}, "length")
         usage = {"completion_tokens": len(all_ids)}

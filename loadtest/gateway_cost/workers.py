@@ -30,7 +30,7 @@ from protos.tandem.v1 import (
     prefill_pb2,
     prefill_pb2_grpc,
 )
-from shared.rpc.server import RpcServer, build_server
+from shared.rpc.options import server_options
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.model_identity import ModelIdentity
 from shared.wire.identity import identity_to_pb
@@ -209,26 +209,43 @@ async def _absent(context: _Context) -> NoReturn:
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a simulated worker moves no KV")
 
 
-async def serve_pair(script: Script, pace: Pace) -> tuple[RpcServer, RpcServer]:
-    """Starts a prefill and a decode worker on free ports of this machine; stop both when done."""
-    prefill, decode = (build_server(host="127.0.0.1", port=0, service_names=()) for _ in range(2))
+@dataclass(frozen=True, slots=True)
+class SimulatedWorker:
+    """A worker that runs."""
+
+    address: str
+    """host:port."""
+    server: grpc.aio.Server
+    """To be stopped."""
+
+
+async def serve_pair(script: Script, pace: Pace) -> tuple[SimulatedWorker, SimulatedWorker]:
+    """Starts a prefill and a decode worker on free ports of this machine; stop both when done.
+
+    The servers are bare: a real worker's interceptors would count as time that its caller added.
+    """
+    prefill, decode = (grpc.aio.server(options=server_options()) for _ in range(2))
     roles = {"prefill": control_pb2.ROLE_PREFILL, "decode": control_pb2.ROLE_DECODE}
     for name, server in (("prefill", prefill), ("decode", decode)):
         control = _Control(name, roles[name])
-        control_pb2_grpc.add_ControlServiceServicer_to_server(control, server.server)
-    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(_Prefill(script, pace), prefill.server)
-    decode_pb2_grpc.add_DecodeServiceServicer_to_server(_Decode(script, pace), decode.server)
-    await prefill.start()
-    await decode.start()
-    return prefill, decode
+        control_pb2_grpc.add_ControlServiceServicer_to_server(control, server)
+    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(_Prefill(script, pace), prefill)
+    decode_pb2_grpc.add_DecodeServiceServicer_to_server(_Decode(script, pace), decode)
+    return await _started(prefill), await _started(decode)
+
+
+async def _started(server: grpc.aio.Server) -> SimulatedWorker:
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return SimulatedWorker(f"127.0.0.1:{port}", server)
 
 
 async def _serve(folder: Path, pace: Pace) -> None:
-    servers = await serve_pair(Script(Tokenizer.from_folder(folder)), pace)
-    say_ready(prefill=servers[0].address, decode=servers[1].address)
+    workers = await serve_pair(Script(Tokenizer.from_folder(folder)), pace)
+    say_ready(prefill=workers[0].address, decode=workers[1].address)
     await until_told()
-    for server in servers:
-        await server.stop()
+    for worker in workers:
+        await worker.server.stop(None)
 
 
 def main() -> None:

@@ -2,10 +2,9 @@
 
 import grpc.aio
 
-from shared.rpc.interceptors import client_interceptors
-from shared.rpc.options import client_options
+from shared.rpc.carrying_channel import CarryingChannel
+from shared.rpc.options import ChannelOptions, client_options
 from shared.rpc.tls import PeerTls, channel_credentials
-from shared.rpc.trace_interceptors import trace_client_interceptors
 
 
 def open_channel(
@@ -20,12 +19,14 @@ def open_channel(
             private network then.
     """
     options = client_options(own_connection=own_connection)
-    interceptors = (
-        None if own_connection else [*client_interceptors(), *trace_client_interceptors()]
-    )
+    channel = _connected(address, options, tls)
+    return channel if own_connection else CarryingChannel(channel)
+
+
+def _connected(address: str, options: ChannelOptions, tls: PeerTls | None) -> grpc.aio.Channel:
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+        return grpc.aio.insecure_channel(address, options=options)
     if tls.name:
         options.append(("grpc.ssl_target_name_override", tls.name))
     credentials = channel_credentials(tls.certificates.current())
-    return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
+    return grpc.aio.secure_channel(address, credentials, options=options)

@@ -1,4 +1,4 @@
-"""What happens around every call of ours: request ids, error mapping, counting for a drain.
+"""What happens around every call that comes in: request ids, error mapping, counting for a drain.
 
 Server interceptors turn a handler into a coroutine once, and wrap that; a response generator is
 closed inside the call's own task, so that its `finally` blocks run at the moment of a cancel.
@@ -9,7 +9,7 @@ from __future__ import annotations  # grpc's generic types exist for the type ch
 import asyncio
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -184,68 +184,6 @@ async def _end_with(context: Context, error: TandemError) -> NoReturn:
     if span is not None:
         span.fail(error.error_code)
     await abort_with(context, error)
-
-
-Continuation = Callable[[grpc.aio.ClientCallDetails, Any], Awaitable[Any]]
-"""Makes a call, or hands it to the next interceptor."""
-
-Around = Callable[[Continuation, grpc.aio.ClientCallDetails, object], Awaitable[Any]]
-"""Makes a call by its continuation, with something before or after."""
-
-
-class _AroundUnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self, around: Around) -> None:
-        self._around = around
-
-    async def intercept_unary_unary(
-        self,
-        continuation: Continuation,
-        client_call_details: grpc.aio.ClientCallDetails,
-        request: object,
-    ) -> Any:  # noqa: ANN401  what the continuation returns
-        return await self._around(continuation, client_call_details, request)
-
-
-class _AroundUnaryStream(grpc.aio.UnaryStreamClientInterceptor):
-    def __init__(self, around: Around) -> None:
-        self._around = around
-
-    async def intercept_unary_stream(
-        self,
-        continuation: Continuation,
-        client_call_details: grpc.aio.ClientCallDetails,
-        request: object,
-    ) -> Any:  # noqa: ANN401  what the continuation returns
-        return await self._around(continuation, client_call_details, request)
-
-
-def around_client_calls(around: Around) -> Sequence[grpc.aio.ClientInterceptor]:
-    """Interceptors for the two kinds of call that our clients make."""
-    return [_AroundUnaryUnary(around), _AroundUnaryStream(around)]
-
-
-def client_interceptors() -> Sequence[grpc.aio.ClientInterceptor]:
-    """Interceptors that hand the current request id on."""
-    return around_client_calls(_named_call)
-
-
-async def _named_call(
-    continuation: Continuation, details: grpc.aio.ClientCallDetails, request: object
-) -> Any:  # noqa: ANN401  grpc has a type for each kind of call
-    request_id = _request_id.get()
-    named = with_metadata(details, {REQUEST_ID_KEY: request_id}) if request_id else details
-    return await continuation(named, request)
-
-
-def with_metadata(
-    details: grpc.aio.ClientCallDetails, values: Mapping[str, str]
-) -> grpc.aio.ClientCallDetails:
-    """The call with more metadata; what it carries already stays."""
-    metadata = grpc.aio.Metadata(*(details.metadata or ()))
-    for key, value in values.items():
-        if metadata.get(key) is None:
-            metadata.add(key, value)
-    return details._replace(metadata=metadata)  # type: ignore[attr-defined, no-any-return]
 
 
 def metadata_text(metadata: Iterable[tuple[str, str | bytes]] | None, key: str) -> str:

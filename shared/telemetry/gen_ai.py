@@ -28,7 +28,11 @@ ERROR_TYPE = "error.type"
 
 PROVIDER_NAME = "tandem"
 
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+}
 
 REQUEST_DURATION = Histogram(
     name="gen_ai.server.request.duration",

@@ -177,5 +177,9 @@ def child_scope(name: str, attributes: Attributes | None = None) -> Iterator[Spa
     if parent is None:
         yield None
         return
-    with span_scope(parent.child(name, attributes=attributes)) as span:
+    span = parent.child(name, attributes=attributes)
+    if span is parent:  # nothing is recorded, and the scope is the same
+        yield span
+        return
+    with span_scope(span):
         yield span

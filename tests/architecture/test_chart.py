@@ -15,6 +15,7 @@ from shared.errors import ConfigError
 from shared.rpc.health import LIVENESS, READINESS
 from tests.support.chart import (
     CHART,
+    HAS_HELM,
     POD_IP,
     SECRETS,
     VALUES,
@@ -32,6 +33,8 @@ from tests.support.chart import (
 )
 from tests.support.compose_project import tool
 from tests.support.compose_run import DOCUMENTED_PORTS
+
+pytestmark = HAS_HELM
 
 SCHEMA_VERSIONS = ("1.27", "1.37")
 """The oldest version that Chart.yaml allows and the newest whose schemas are there."""

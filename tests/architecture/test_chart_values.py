@@ -9,6 +9,7 @@ import yaml
 from deploy.settings import ROLE_NAMES
 from tests.support.chart import (
     CHART,
+    HAS_HELM,
     Document,
     component,
     container,
@@ -21,6 +22,8 @@ from tests.support.chart import (
     settings_of,
 )
 from tests.support.metric_table import TABLE
+
+pytestmark = HAS_HELM
 
 
 @pytest.fixture(autouse=True)

@@ -93,7 +93,7 @@ def test_pins_cover_every_direct_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = project["dependencies"] + [
         item
-        for extra in ("worker", "dev", "clients")
+        for extra in ("worker", "dev", "clients", "loadtest")
         for item in project["optional-dependencies"][extra]
     ]
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()

@@ -34,7 +34,7 @@ WHOLE_TOKENS = re.compile(
 )
 """Keys of ours and of GitHub, whose detector takes words with underscores for tokens."""
 
-EXTRAS = ("worker", "eval", "dev", "clients")
+EXTRAS = ("worker", "eval", "dev", "clients", "loadtest")
 _GENERATED = re.compile(r"_pb2|\.png$|^reference_cases\.json$")
 NOT_PINNED = {"pip", "setuptools", "wheel", "tandem-llm"}
 

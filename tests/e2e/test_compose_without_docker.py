@@ -6,9 +6,10 @@ import time
 import httpx
 import pytest
 
+from tests.support.compose_project import HAS_COMPOSE
 from tests.support.compose_run import ComposeRun, pair_of_pairs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [HAS_COMPOSE, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 ONE_THREAD = {"PREFILL_THREADS": "1", "DECODE_THREADS": "1"}
 

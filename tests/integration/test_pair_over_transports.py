@@ -49,7 +49,7 @@ async def test_both_transports_serve_the_same_tokens(tiny_model_dir: Path, tmp_p
     served = {}
     for name in ("grpc", "nixl"):
         ways = {"require_transport": name}
-        async with running_stack(tiny_model_dir, profile, transports=ways) as stack:
+        async with running_stack(tiny_model_dir, profile, prefill=ways, decode=ways) as stack:
             served[name] = await answers(stack)
         assert {answer["tandem"]["transport"] for answer in served[name]} == {name}
     assert texts(served["nixl"]) == texts(served["grpc"])
@@ -72,7 +72,7 @@ async def test_an_absent_transport_is_told_everywhere_and_the_other_serves(
 ) -> None:
     without_nixl(monkeypatch)
     profile = write_profile(tmp_path)
-    async with running_stack(tiny_model_dir, profile, transports=BOTH) as stack:
+    async with running_stack(tiny_model_dir, profile, prefill=BOTH, decode=BOTH) as stack:
         assert {answer["tandem"]["transport"] for answer in await answers(stack)} == {"grpc"}
         health = (await stack.http.get("/health")).json()
         assert {worker["role"] for worker in health["workers"]} == {"prefill", "decode"}

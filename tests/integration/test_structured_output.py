@@ -336,6 +336,7 @@ async def test_enforced_calls_over_grpc(stack: Stack) -> None:
             parallel_tool_calls=False,
             n=2,
             seed=5,
+            max_tokens=160,
         )
     for answer in found.answers:
         assert answer.reason is FinishReason.TOOL_CALLS

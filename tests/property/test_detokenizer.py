@@ -6,13 +6,12 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers
 
 from shared.tokenizer.detokenizer import IncrementalDetokenizer
 from shared.tokenizer.stop_filter import StopFilter
 from shared.tokenizer.tokenizer import Tokenizer
 from tests.support.tiny_tokenizer import write_tokenizer_folder
+from tests.support.tokenizers import byte_fallback
 
 
 @pytest.fixture(scope="module")
@@ -21,22 +20,8 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def byte_fallback() -> Tokenizer:
-    """As Llama 2 has it: words with a leading mark, other characters byte by byte."""
-    vocab = {f"<0x{value:02X}>": value for value in range(256)}
-    for word in ("\u2581hello", "\u2581a", "b", "\u2581"):
-        vocab[word] = len(vocab)
-    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
-    backend.normalizer = normalizers.Prepend("\u2581")
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return Tokenizer(backend, eos_ids=(), vocab_size=len(vocab))
+def fallback() -> Tokenizer:
+    return byte_fallback()
 
 
 def streamed(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int]) -> tuple[str, str]:
@@ -74,9 +59,9 @@ def test_any_ids_equal_the_full_decode(
         max_size=60,
     ).map(lambda groups: [i for group in groups for i in group]),
 )
-def test_byte_fallback_text(byte_fallback: Tokenizer, ids: list[int]) -> None:
-    _, whole = streamed(byte_fallback, ids, [])
-    assert whole == byte_fallback.decode(ids)
+def test_byte_fallback_text(fallback: Tokenizer, ids: list[int]) -> None:
+    _, whole = streamed(fallback, ids, [])
+    assert whole == fallback.decode(ids)
 
 
 @given(text=st.text(min_size=1, max_size=60))

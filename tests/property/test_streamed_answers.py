@@ -21,7 +21,7 @@ from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.options import RequestOptions
 from shared.types.sampling import FinishReason, SampledToken, SamplingParams, StopConditions
 from tests.support.gateway_rig import data_frames
-from tests.support.tiny_tokenizer import write_tokenizer_folder
+from tests.support.tokenizers import KINDS, tokenizer_of
 
 SAMPLES = [
     "日本語",
@@ -43,9 +43,21 @@ SCRIPTS = st.lists(
 CUTS = st.lists(st.integers(0, 10**6), max_size=12)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.from_folder(write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer")))
+@pytest.fixture(scope="module", params=[*KINDS, "SmolLM2"])
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Tokenizer:
+    if request.param == "SmolLM2":
+        return Tokenizer.from_folder(request.getfixturevalue("smollm2_dir"))
+    return tokenizer_of(request.param, scratch=tmp_path_factory.mktemp("tokenizer"))
+
+
+@st.composite
+def parts_of(draw: st.DrawFn, texts: list[str]) -> str:
+    """A piece of one of the texts, so that it lies across tokens and steps."""
+    text = draw(st.sampled_from(texts))
+    start = draw(st.integers(0, len(text) - 1))
+    return text[start : start + draw(st.integers(1, 6))]
 
 
 def pieces(length: int, cuts: Sequence[int]) -> Iterator[slice]:
@@ -102,7 +114,11 @@ def mixed(answers: list[list[Event]], data: st.DataObject) -> list[Event]:
 def read(job: GenerationJob, events: list[Event], *, tokenizer: Tokenizer, chat: bool) -> list[Any]:
     """Frames of the stream, parsed as strictly as any client does."""
     envelope = new_envelope("x", model="m", fingerprint="fp")
-    fields: dict[str, Any] = {"n": job.branches, "stream": True}
+    fields: dict[str, Any] = {
+        "n": job.branches,
+        "stream": True,
+        "stop": list(job.stop.strings) or None,
+    }
     body: ChatBody | CompletionBody
     make: Any
     if chat:
@@ -127,8 +143,7 @@ def read(job: GenerationJob, events: list[Event], *, tokenizer: Tokenizer, chat:
 
 
 @given(
-    texts=st.lists(SCRIPTS, min_size=1, max_size=3),
-    stops=st.lists(st.sampled_from(["本", "👩", "\n", "the", "é", "zz"]), max_size=2),
+    drawn=st.lists(SCRIPTS, min_size=1, max_size=3),
     cuts=CUTS,
     chat=st.booleans(),
     data=st.data(),
@@ -136,14 +151,15 @@ def read(job: GenerationJob, events: list[Event], *, tokenizer: Tokenizer, chat:
 @settings(max_examples=60, deadline=None)
 def test_a_client_reads_the_full_decode(
     tokenizer: Tokenizer,
-    texts: list[str],
-    stops: list[str],
+    drawn: list[str],
     cuts: list[int],
     chat: bool,
     data: st.DataObject,
 ) -> None:
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in drawn]
+    texts = [tokenizer.decode(tokens) for tokens in ids]
+    stops = data.draw(st.lists(parts_of([text for text in texts if text] or ["-"]), max_size=2))
     job = make_job(StopConditions(max_tokens=10**6, strings=tuple(stops)), branches=len(texts))
-    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     answers = [
         events_of(Answer(job, tokenizer=tokenizer, branch=b), ids[b], cuts, branch=b)
         for b in range(len(texts))
@@ -155,21 +171,28 @@ def test_a_client_reads_the_full_decode(
     for branch, text in enumerate(texts):
         own = [c for c in choices if c["index"] == branch]
         got = "".join(c["delta"].get("content", "") if chat else c["text"] for c in own)
-        ends = [text.index(stop) for stop in stops if stop in text]
-        # The stop that a reader meets first is the one that ends first; both give a prefix.
-        assert got == text if not ends else text.startswith(got) and len(got) >= min(ends)
+        met = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
+        # Of the stops the one that ends first counts; of two that end together, either.
+        firsts = {start for end, start in met if end == min(met)[0]}
+        assert got in {text[:start] for start in firsts} if met else got == text
         assert [c["finish_reason"] for c in own if c["finish_reason"]] == [
-            "stop" if ends else "length"
+            "stop" if met else "length"
         ]
-        assert not ends or not any(stop in got for stop in stops)
-        if chat and not ends:
+        reasons = {c["stop_reason"] for c in own if c["finish_reason"]}
+        assert reasons <= {stop for stop in stops if stop in text} if met else reasons == {None}
+        if chat and not met:
             entries = [e for c in own for e in ((c["logprobs"] or {}).get("content") or ())]
-            assert bytes(b for e in entries for b in e["bytes"]).decode() == text
+            # SmolLM2 has no token for some bytes, so that a rare character is not whole in its ids.
+            raw = bytes(b for e in entries for b in e["bytes"]).decode(errors="replace")
+            assert raw in {text, f" {text}"}  # a leading mark is a space that decoding drops
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=SCRIPTS, stop=st.sampled_from(["本", "👩", "क", "the", "é"]), cuts=CUTS)
-def test_steps_do_not_show(tokenizer: Tokenizer, text: str, stop: str, cuts: list[int]) -> None:
+@given(text=SCRIPTS, cuts=CUTS, data=st.data())
+def test_steps_do_not_show(
+    tokenizer: Tokenizer, text: str, cuts: list[int], data: st.DataObject
+) -> None:
+    stop = data.draw(parts_of([text]))
     job = make_job(StopConditions(max_tokens=10**6, strings=(stop,)), branches=1)
     ids = tokenizer.encode(text, add_special_tokens=False)
 

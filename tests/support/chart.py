@@ -1,21 +1,27 @@
 """The Helm chart as Helm renders it; nothing of it needs a cluster."""
 
 import functools
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from deploy.settings import config_class
 from shared.config.loader import LoadedConfig, load_config
-from tests.support.compose_project import ROOT, tool
+from tests.support.compose_project import ROOT, X86_64_LINUX, tool
 from tests.support.dockerfiles import DOCKER, read_stages
 
 CHART = ROOT / "deploy" / "helm" / "tandem"
 VALUES = ("", *sorted(path.stem for path in (CHART / "ci").glob("*.yaml")))
 """Names of the values files that are tested; the empty one is the chart's defaults."""
+
+HAS_HELM = pytest.mark.skipif(
+    not X86_64_LINUX and shutil.which("helm") is None, reason="Helm is not installed"
+)
 
 RELEASE, NAMESPACE = "red", "models"
 

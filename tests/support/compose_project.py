@@ -1,35 +1,55 @@
 """docker-compose.yml as Docker Compose itself reads it; `config` needs no daemon."""
 
+import functools
 import importlib.util
 import json
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "docker-compose.yml"
 GPU = ROOT / "deploy" / "docker" / "docker-compose.gpu.yml"
+X86_64_LINUX = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+"""Where packages bring Docker Compose and Helm; there, what is missing is a failure."""
+
 ROLES = ("prefill", "decode", "gateway")
 
 Service = dict[str, Any]
 Project = dict[str, Any]
 
 
-def compose_program() -> Path:
-    """Docker Compose itself; the script that its package installs loses the exit code."""
-    found = importlib.util.find_spec("compose")
-    assert found is not None, "run `make setup`"
-    assert found.origin is not None, "run `make setup`"
-    return Path(found.origin).with_name("docker-compose")
+@functools.cache
+def compose_command() -> tuple[str, ...] | None:
+    """Docker Compose: a package's for x86-64 Linux, elsewhere one that is installed, or None."""
+    packaged = importlib.util.find_spec("compose")
+    if packaged is not None and packaged.origin is not None:
+        # Its program itself: the script that the package installs loses the exit code.
+        return (str(Path(packaged.origin).with_name("docker-compose")),)
+    docker = shutil.which("docker")
+    if docker is None:
+        return None
+    version = subprocess.run([docker, "compose", "version"], capture_output=True, check=False)
+    return (docker, "compose") if version.returncode == 0 else None
+
+
+HAS_COMPOSE = pytest.mark.skipif(
+    not X86_64_LINUX and compose_command() is None, reason="Docker Compose is not installed"
+)
 
 
 def tool(name: str) -> str:
-    """Path of a program that a package brought."""
-    return str(Path(sys.executable).with_name(name))
+    """Path of a program that a package brought, else of an installed one."""
+    packaged = Path(sys.executable).with_name(name)
+    return str(packaged) if packaged.is_file() else shutil.which(name) or name
 
 
 def compose_config(
@@ -39,8 +59,10 @@ def compose_config(
     chosen = [part for file in files for part in ("-f", str(file))]
     chosen += [part for profile in profiles for part in ("--profile", profile)]
     chosen += ["--project-directory", str(ROOT)]
+    command = compose_command()
+    assert command is not None, "run `make setup`"
     return subprocess.run(
-        [str(compose_program()), *chosen, "config", "--format", "json"],
+        [*command, *chosen, "config", "--format", "json"],
         cwd=ROOT,
         env={"PATH": os.defpath, "HOME": os.fspath(ROOT), **(environ or {})},
         capture_output=True,

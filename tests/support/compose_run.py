@@ -134,12 +134,12 @@ class ComposeRun:
         limit = time.monotonic() + seconds(check["start_period"])
         while not running.healthy:
             assert running.process.poll() is None, f"{name} ended\n{self.log_of(name)}"
-            result = self._health(running, timeout_s=seconds(check["timeout"]))
-            if result.returncode == 0:
+            healthy, text = self._health(running, timeout_s=seconds(check["timeout"]))
+            if healthy:
                 running.healthy = True
-                self.say(f"{name} is healthy: {result.stdout.decode().strip()[:100]}")
+                self.say(f"{name} is healthy: {text[:100]}")
                 return
-            assert time.monotonic() < limit, f"{name}: {result.stdout!r}\n{self.log_of(name)}"
+            assert time.monotonic() < limit, f"{name}: {text}\n{self.log_of(name)}"
             time.sleep(_HEALTH_POLL_S)
 
     def signal_stop(self, name: str) -> None:
@@ -209,9 +209,8 @@ class ComposeRun:
             if how["condition"] == "service_healthy":
                 self.wait_healthy(needed)
 
-    def _health(
-        self, running: Running, *, timeout_s: float
-    ) -> "subprocess.CompletedProcess[bytes]":
+    def _health(self, running: Running, *, timeout_s: float) -> tuple[bool, str]:
+        """Whether the check passed, and what it said; one that takes too long has failed."""
         kind, *words = running.service["healthcheck"]["test"]
         words = [self.mapped(word, service=running.name) for word in words]
         if kind == "CMD-SHELL":
@@ -220,13 +219,18 @@ class ComposeRun:
             words = ["sh", "-c", words[0].replace("valkey-cli", f"{client} -p {port}")]
         program = shutil.which(words[0], path=running.environ["PATH"])
         assert program is not None, f"{words[0]} is not installed"
-        return subprocess.run(
-            [program, *words[1:]],
-            env=running.environ,
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        try:
+            result = subprocess.run(
+                [program, *words[1:]],
+                env=running.environ,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False, f"no answer in {timeout_s} s"
+        return result.returncode == 0, result.stdout.strip()
 
     def _ports_of(self, name: str) -> list[int]:
         role = role_of(self.project["services"][name])

@@ -1,6 +1,6 @@
 """A gateway, a prefill worker and a decode worker, all real, in this process."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,8 @@ async def running_stack(
     profile: Path,
     *,
     spans: Callable[[str], SpanSource] | None = None,
-    transports: dict[str, Any] | None = None,
+    prefill: Mapping[str, Any] | None = None,
+    decode: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stack]:
     """Starts all three; both workers have `profile`.
@@ -57,21 +58,24 @@ async def running_stack(
         model_dir: what they serve.
         profile: of both workers.
         spans: where the traces of a role go.
-        transports: settings of both workers that say how KV goes between them.
+        prefill: settings of the prefill worker.
+        decode: settings of the decode worker.
         settings: of the gateway.
     """
-    source, ways = spans or (lambda _role: QuietSource()), transports or {}
+    source = spans or (lambda _role: QuietSource())
     async with (
-        decode_server(model_dir, profile, spans=source("decode"), **ways) as decode,
-        prefill_worker(model_dir, profile=str(profile), spans=source("prefill"), **ways) as prefill,
+        decode_server(model_dir, profile, spans=source("decode"), **(decode or {})) as decode_side,
+        prefill_worker(
+            model_dir, profile=str(profile), spans=source("prefill"), **(prefill or {})
+        ) as prefill_side,
     ):
         values: dict[str, Any] = {
             "port": 0,
             "grpc_port": 0,
             "admin_port": 0,
             "model_dir": str(model_dir),
-            "prefill_workers": (prefill.app.address,),
-            "decode_workers": (decode.address,),
+            "prefill_workers": (prefill_side.app.address,),
+            "decode_workers": (decode_side.address,),
             "poll_interval_s": 0.1,
             "drain_timeout_s": 1.0,
         }
@@ -82,6 +86,6 @@ async def running_stack(
                 httpx.AsyncClient(base_url=f"http://{gateway.rest_address}", timeout=30.0) as http,
                 grpc.aio.insecure_channel(gateway.grpc_address) as channel,
             ):
-                yield Stack(gateway, prefill, decode, http, channel)
+                yield Stack(gateway, prefill_side, decode_side, http, channel)
         finally:
             await gateway.close()

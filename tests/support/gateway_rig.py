@@ -44,6 +44,11 @@ class Rig:
         body = {"model": "simulated", "prompt": "hi", **fields}
         return await self.http.post("/v1/completions", json=body)
 
+    async def respond(self, **fields: Any) -> httpx.Response:
+        """Posts a request for a response."""
+        body = {"model": "simulated", "input": "hi", **fields}
+        return await self.http.post("/v1/responses", json=body)
+
     def answer_with(self, text: str) -> None:
         """Every prompt is answered with `text` and the end-of-text token."""
         tokenizer = self.simulation.tokenizer

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -52,9 +52,9 @@ def run_tandem(*arguments: str, timeout_s: float = 90.0) -> "subprocess.Complete
 
 
 class UpProcess:
-    """A running `tandem up`."""
+    """A running `tandem up`; `environment` adds variables."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [
                 *TANDEM,
@@ -67,7 +67,7 @@ class UpProcess:
                 *arguments,
             ],
             cwd=ROOT,
-            env=tandem_environment(),
+            env={**tandem_environment(), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -152,9 +152,11 @@ class UpProcess:
 
 
 @contextlib.contextmanager
-def running_up(*arguments: str) -> Iterator[UpProcess]:
+def running_up(
+    *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[UpProcess]:
     """A ready `tandem up` that is drained at the end."""
-    up = UpProcess(*arguments)
+    up = UpProcess(*arguments, environment=environment)
     try:
         up.wait_ready()
         yield up

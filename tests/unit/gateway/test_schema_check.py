@@ -1,6 +1,7 @@
 """Hostile schemas are refused before a compiler sees them."""
 
 import json
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -61,11 +62,12 @@ def test_let_through(schema: dict[str, Any]) -> None:
 
 async def test_the_enforcer_names_the_field(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-    enforcer = Enforcer(GrammarCompiler(Tokenizer.from_folder(folder)))
-    with pytest.raises(InvalidRequestError, match="uniqueItems") as caught:
-        await enforcer.json_schema({"type": "array", "uniqueItems": True}, param="a.b")
-    assert caught.value.param == "a.b"
-    text = await enforcer.json_schema({"type": "object"}, param="a.b")
+    with closing(GrammarCompiler(Tokenizer.from_folder(folder))) as grammars:
+        enforcer = Enforcer(grammars)
+        with pytest.raises(InvalidRequestError, match="uniqueItems") as caught:
+            await enforcer.json_schema({"type": "array", "uniqueItems": True}, param="a.b")
+        assert caught.value.param == "a.b"
+        text = await enforcer.json_schema({"type": "object"}, param="a.b")
     assert json.loads(text)["grammars"][0]["json_schema"]["type"] == "object"
 
 

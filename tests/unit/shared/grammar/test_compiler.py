@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from shared.errors import InvalidRequestError
 from shared.grammar.compiler import MAX_GRAMMAR_BYTES, GrammarCompiler
 from shared.grammar.matcher import TOO_COMPLEX, GrammarMatcher
 from shared.tokenizer.tokenizer import Tokenizer
+from tests.support.thread_guard import no_thread_left
 from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 
@@ -20,8 +23,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture
-def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer)
+def compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
+    with closing(GrammarCompiler(tokenizer)) as made:
+        yield made
 
 
 def grammar(schema: dict[str, Any]) -> str:
@@ -157,6 +161,13 @@ def test_the_cache_is_bounded(compiler: GrammarCompiler) -> None:
 def test_a_long_grammar_is_refused_unread(compiler: GrammarCompiler) -> None:
     with pytest.raises(InvalidRequestError, match="characters"):
         compiler.matcher("x" * (MAX_GRAMMAR_BYTES + 1))
+
+
+async def test_its_thread_ends_with_it_and_closing_twice_is_fine(compiler: GrammarCompiler) -> None:
+    with no_thread_left():
+        await compiler.compile(grammar({"const": 1}))
+        compiler.close()
+        compiler.close()
 
 
 async def test_compiling_beside_the_loop(compiler: GrammarCompiler) -> None:

@@ -29,6 +29,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "requests_in_flight",
         "queue_depth",
         "queued_prompt_tokens",
+        "ready_workers",
         "disconnects",
         "retries",
         "retries_denied",

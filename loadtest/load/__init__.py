@@ -1,0 +1,1 @@
+"""Load on a running server: who asks what and when, and whether it was served in time."""
