@@ -12,7 +12,7 @@ from shared.telemetry.metrics import HandoffFailureMetrics
 from shared.transport import nixl_library
 from shared.transport.choice import ChosenTransports, open_transports
 from shared.transport.instrumented import note_transports
-from tests.support.transfer_parts import needs_nixl
+from tests.support.transfer_parts import needs_nixl, nixl_missing
 
 
 def open_one(name: str) -> str:
@@ -79,6 +79,11 @@ def test_a_library_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match=r"libcudart\.so\.13") as raised:
         nixl_library.load_nixl()
     assert raised.value.error_code == nixl_library.BROKEN
+
+
+def test_where_the_package_is_installed_it_works_and_no_test_of_it_is_skipped() -> None:
+    installed = any(importlib.util.find_spec(name) for name, _ in nixl_library._PACKAGES)
+    assert installed == (not nixl_missing())
 
 
 @needs_nixl
