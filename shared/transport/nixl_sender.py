@@ -77,7 +77,8 @@ class NixlSender:
         self._sent_bytes = 0
         self._landed_chunks = 0
         self._done: transfer_pb2.LaneDone | None = None
-        self._said_goodbye = False
+        self._ended = False
+        self._leaving: asyncio.Task[None] | None = None
         self._busy_seconds = 0.0
 
     async def open(self, *, address: str, grant: Grant) -> None:
@@ -117,7 +118,7 @@ class NixlSender:
         started = time.perf_counter()
         self._open_lane()
         end = transfer_pb2.LaneEnd(chunks=self._sent_chunks, bytes=self._sent_bytes)
-        self._said_goodbye = True
+        self._ended = True
         await self._say(transfer_pb2.LaneRequest(end=end))
         async with self._changed:
             await self._changed.wait_for(
@@ -140,7 +141,7 @@ class NixlSender:
         self._state = SenderState.CLOSED
         await self._fail(TransportError("the transfer was given up here; start a new attempt"))
         if self._lane is not None:
-            await self._say_goodbye(self._lane)
+            await asyncio.shield(self._leave(self._lane))
             await self._stop()
 
     # --- writing ------------------------------------------------------------------------------
@@ -227,13 +228,19 @@ class NixlSender:
             assert self._failure is not None, "waited for"
             raise self._failure from error
 
+    def _leave(self, lane: OpenLane) -> asyncio.Task[None]:
+        """Says goodbye once, whoever wants it first."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._say_goodbye(lane))
+        return self._leaving
+
     async def _say_goodbye(self, lane: OpenLane) -> None:
         """Tells the receiver that its slot can go back, as soon as that is true."""
         if self._batch is not None:
             await asyncio.gather(self._batch, return_exceptions=True)
-        if self._said_goodbye or not self._agent.is_settled(lane.peer):
+        if self._ended or not self._agent.is_settled(lane.peer):
             return
-        self._said_goodbye = True
+        self._ended = True
         try:
             async with asyncio.timeout(_GOODBYE_SECONDS):
                 drained = transfer_pb2.LaneDrained()
@@ -265,29 +272,30 @@ class NixlSender:
         kind = answer.WhichOneof("event")
         if kind == "refused":
             await self._fail(StaleWriteError(answer.refused.message))
-            self._tasks.append(asyncio.create_task(self._after_refusal()))
+            assert self._lane is not None, "it was refused"
+            self._leave(self._lane)  # the slot is wanted back now, not when more bytes are ready
         async with self._changed:
             if kind == "done":
                 self._done = answer.done
             elif kind == "progress":
                 self._landed_chunks = answer.progress.chunks
-                heard = self._beats.pop(answer.progress.heartbeat, None)
-                if heard is not None:
-                    self._lease_until = heard + self._grant.lease_ms / 1000
+                self._renewed(answer.progress.heartbeat)
             self._changed.notify_all()
 
-    async def _after_refusal(self) -> None:
-        """The slot is wanted back now, not when the next bytes are ready."""
-        assert self._lane is not None, "it was refused"
-        await self._say_goodbye(self._lane)
+    def _renewed(self, sequence: int) -> None:
+        """The lease counts from when the renewal that was heard was sent."""
+        said = self._beats.get(sequence)
+        if said is not None:
+            self._lease_until = said + self._grant.lease_ms / 1000
+            self._beats = {n: at for n, at in self._beats.items() if n > sequence}
 
     async def _keep_alive(self) -> None:
-        """Renews the lease on both sides: here it counts from when the renewal was sent."""
+        """Renews the lease on both sides, whether bytes are sent or not."""
         period = max(
             self._grant.lease_ms / 1000 / HEARTBEATS_PER_LEASE, _SHORTEST_HEARTBEAT_SECONDS
         )
         sequence = 0
-        while self._failure is None and not self._said_goodbye:
+        while self._failure is None and not self._ended:
             sequence += 1
             self._beats[sequence] = time.monotonic()
             beat = transfer_pb2.LaneHeartbeat(sequence=sequence)
@@ -306,6 +314,8 @@ class NixlSender:
     async def _stop(self) -> None:
         assert self._lane is not None, "it was opened"
         tasks, self._tasks = self._tasks, []
+        if self._leaving is not None:
+            tasks.append(self._leaving)
         if self._state is not SenderState.SEALED:
             self._lane.call.cancel()
         for task in tasks[1:] if self._state is SenderState.SEALED else tasks:
