@@ -13,13 +13,14 @@ from shared.transport.frames import FrameKind, encode_frame
 from tests.support.transfer_parts import (
     COPYING,
     INCARNATION,
+    MODEL,
     TOKEN,
     Receiver,
     each_transport,
     receiver,
     until,
 )
-from tests.support.transfer_process import transfer_process
+from tests.support.transfer_process import sending, transfer_process
 
 MIB = 2**20
 NAN = struct.pack("<f", math.nan)
@@ -150,8 +151,8 @@ async def test_a_receiver_that_is_killed_ends_the_transfer_and_nothing_else(name
 async def test_a_sender_that_is_killed_is_noticed(name: str) -> None:
     async with receiver(name, slab_bytes=8 * MIB) as end:
         lease, grant = end.grant(4 * MIB)
-        where = (end.address, str(grant.slot), str(grant.generation), str(4 * MIB))
-        with transfer_process("send", name, *where) as child:
+        child_does = sending(name, end.address, 4 * MIB, grant=grant, model=MODEL)
+        with transfer_process(*child_does) as child:
             assert child.stdout is not None
             await asyncio.to_thread(child.stdout.readline)
             child.kill()

@@ -1,20 +1,24 @@
 """One end of a transfer in a process of its own, to be killed.
 
 `python transfer_process.py receive NAME BYTES` grants one lease, prints `address slot generation`
-and waits. `python transfer_process.py send NAME ADDRESS SLOT GENERATION BYTES` writes the lease
-full, over and over, and prints a line after each round.
+and waits. `python transfer_process.py send NAME ADDRESS BYTES GRANT` writes the lease full, over
+and over, and prints a line after each round.
 """
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from shared.transport.base import Grant, TransportContext
 from shared.transport.registry import transport_registry
-from tests.support.transfer_parts import INCARNATION, MODEL, TOKEN, receiver
+from shared.types.model_identity import ModelIdentity
+from tests.support.transfer_parts import receiver
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,11 +48,15 @@ async def receive(name: str, nbytes: int) -> None:
         await asyncio.Event().wait()
 
 
-async def send(name: str, address: str, lease: tuple[int, int], nbytes: int) -> None:
-    transport = transport_registry().get(name)(TransportContext(model=MODEL, incarnation="child"))
-    sender = transport.sender()
-    slot, generation = lease
-    grant = Grant(slot=slot, generation=generation, incarnation=INCARNATION, token=TOKEN)
+async def send(name: str, address: str, nbytes: int, about: dict[str, Any]) -> None:
+    context = TransportContext(model=ModelIdentity(**about["model"]), incarnation="child")
+    sender = transport_registry().get(name)(context).sender()
+    grant = Grant(
+        slot=about["slot"],
+        generation=about["generation"],
+        incarnation=about["incarnation"],
+        token=bytes.fromhex(about["token"]),
+    )
     await sender.open(address=address, grant=grant)
     payload = bytes([7]) * nbytes
     while True:
@@ -56,13 +64,27 @@ async def send(name: str, address: str, lease: tuple[int, int], nbytes: int) -> 
         print("written", flush=True)
 
 
+def sending(
+    name: str, address: str, nbytes: int, *, grant: Grant, model: ModelIdentity
+) -> tuple[str, ...]:
+    """Arguments of a process that fills a granted lease over and over."""
+    about = {
+        "slot": grant.slot,
+        "generation": grant.generation,
+        "incarnation": grant.incarnation,
+        "token": grant.token.hex(),
+        "model": asdict(model),
+    }
+    return ("send", name, address, str(nbytes), json.dumps(about))
+
+
 def main(arguments: list[str]) -> None:
     what, name, *rest = arguments
     if what == "receive":
         asyncio.run(receive(name, int(rest[0])))
     else:
-        address, slot, generation, nbytes = rest
-        asyncio.run(send(name, address, (int(slot), int(generation)), int(nbytes)))
+        address, nbytes, about = rest
+        asyncio.run(send(name, address, int(nbytes), json.loads(about)))
 
 
 if __name__ == "__main__":
