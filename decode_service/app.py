@@ -218,11 +218,12 @@ class DecodeServer:
             await self._presence.disappear()
         if self._core is not None:
             await self._core.worker.engine.stop()  # clients hear why before their streams close
-            self._core.grammars.close()
         if self._rpc is not None:
             await self._rpc.stop(grace_s=STOP_GRACE_S)
         if self._landing is not None:
             await self._landing.close()
+        if self._core is not None:
+            self._core.grammars.close()  # calls that came until now may still have asked it
         await self._admin.stop()
         await asyncio.to_thread(self._spans.close)
 

@@ -99,7 +99,9 @@ def gateway(
     arrivals: Annotated[float, typer.Option(help="Requests a second, as a Poisson process.")] = 20,
     open_streams: Annotated[int, typer.Option(help="Streams that are open meanwhile.")] = 32,
     seconds: Annotated[float, typer.Option(help="How long requests arrive in one run.")] = 10,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt, about.")] = 256,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Tokens of a prompt, about; tokenizing them is part of the cost.")
+    ] = 128,
     streams: Annotated[
         int, typer.Option(min=0, help="Streams side by side in the second part; 0 leaves it out.")
     ] = 32,

@@ -18,6 +18,7 @@ from shared.errors import (
     RequestTooLargeError,
     TandemError,
     UnavailableError,
+    UploadTimeoutError,
 )
 
 DEFAULT_RETRY_S = 1.0
@@ -26,6 +27,7 @@ DEFAULT_RETRY_S = 1.0
 _STATUSES: tuple[tuple[type[TandemError], int, str], ...] = (
     (ModelNotFoundError, 404, "invalid_request_error"),
     (RequestTooLargeError, 413, "invalid_request_error"),
+    (UploadTimeoutError, 408, "invalid_request_error"),
     (InvalidRequestError, 400, "invalid_request_error"),
     (AuthenticationError, 401, "authentication_error"),
     (PermissionDeniedError, 403, "permission_error"),
@@ -82,6 +84,8 @@ def _retry_headers(status: int, error: TandemError) -> dict[str, str]:
             "retry-after": str(max(1, math.ceil(wait))),
             "retry-after-ms": str(max(1, round(wait * 1000))),
         }
+    if status == 408:  # noqa: PLR2004 - an HTTP status
+        return {"connection": "close"}  # what still comes belongs to a request that is over
     if status == 401:  # noqa: PLR2004 - an HTTP status
         return {"www-authenticate": "Bearer"}
     if status == 504:  # noqa: PLR2004 - an HTTP status

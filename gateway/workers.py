@@ -1,7 +1,7 @@
 """Who is alive, how busy they are as far as this gateway knows, and which pair comes next."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,6 @@ from gateway.pairing.pairs import Ranked, choose_pair
 from shared.discovery.base import Discovery
 from shared.discovery.card import WorkerCard
 from shared.errors import InternalError, OverloadedError, TandemError, UnavailableError
-from shared.types.model_identity import ModelIdentity
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -120,7 +119,11 @@ class Workers:
 
     def taking_prompts(self) -> int:
         """Number of prefill workers that take work; 0 as long as no request can be served."""
-        return 0 if self.missing() is not None else len(self._live(PREFILL))
+        try:
+            prefills, decodes = self._live(PREFILL), self._live(DECODE)
+        except UnavailableError:
+            return 0
+        return len(prefills) if _any_pair(prefills, decodes) else 0
 
     def ready(self, role: str) -> int:
         """Number of workers of a role that answer and do not drain."""
@@ -184,9 +187,7 @@ class Workers:
             prefills, decodes = self._live(PREFILL), self._live(DECODE)
         except UnavailableError as error:
             return error.error_code
-        if not any(_pairs(p.model, d.model) for p in prefills for d in decodes):
-            return "no_matching_pair"
-        return None
+        return None if _any_pair(prefills, decodes) else "no_matching_pair"
 
     def describe(self) -> list[dict[str, object]]:
         """Every known worker, for health answers."""
@@ -273,8 +274,11 @@ def _none_left(role: str, why: str) -> UnavailableError:
     )
 
 
-def _pairs(prefill: ModelIdentity, decode: ModelIdentity) -> bool:
-    return prefill == decode or not prefill.differences(decode)
+def _any_pair(prefills: Sequence[WorkerCard], decodes: Sequence[WorkerCard]) -> bool:
+    """Whether some prefill worker's KV fits some decode worker's model."""
+    return any(
+        p.model == d.model or not p.model.differences(d.model) for p in prefills for d in decodes
+    )
 
 
 def _served_by(cards: tuple[WorkerCard, ...]) -> ServedModel | None:

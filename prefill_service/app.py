@@ -293,6 +293,8 @@ class PrefillApp:
             await self._parts.close()
         if self._rpc is not None:
             await self._rpc.stop(grace_s=1.0)
+        if self._parts is not None:
+            self._parts.grammars.close()  # calls that came until now may still have asked it
         if self._admin is not None:
             await self._admin.stop()
         await asyncio.to_thread(self._spans.close)
@@ -383,7 +385,6 @@ class _Parts:
     async def close(self) -> None:
         """Ends the engine and drops every connection."""
         await self.engine.close()
-        self.grammars.close()
         await self.client.close()
         for transport in self.transports.values():
             await transport.close()

@@ -4,7 +4,8 @@ TandemError
 ├── InvalidRequestError        the caller's mistake; never retried
 │   ├── ContextLengthError
 │   ├── ModelNotFoundError
-│   └── RequestTooLargeError
+│   ├── RequestTooLargeError
+│   └── UploadTimeoutError     the body did not arrive in time
 ├── AuthenticationError        who is asking cannot be told; no key, or one that is not valid
 ├── PermissionDeniedError      who is asking may not
 ├── ConfigError                a setting is wrong; the process does not start
@@ -78,6 +79,12 @@ class RequestTooLargeError(InvalidRequestError):
     """The body is over the limit."""
 
     code: ClassVar[str] = "request_too_large"
+
+
+class UploadTimeoutError(InvalidRequestError):
+    """The body did not arrive in time."""
+
+    code: ClassVar[str] = "request_timeout"
 
 
 class AuthenticationError(TandemError):

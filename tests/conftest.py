@@ -1,12 +1,14 @@
 """Fixtures that every test directory shares."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.redis_server import redis_url  # noqa: F401  a fixture
+from tests.support.thread_guard import no_thread_left
 
 if TYPE_CHECKING:
     from shared.model.transformer import Transformer
@@ -26,6 +28,13 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.tiny_model import TINY_NAME, write_tiny_folder
 
     return write_tiny_folder(tmp_path_factory.mktemp("models") / TINY_NAME)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_thread_left() -> Iterator[None]:
+    """A module whose threads go on disturbs somebody else's tests, so that its last test fails."""
+    with no_thread_left():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ from gateway.schema.tokens import DetokenizeBody, TokenizeBody
 JSON = "application/json"
 TEXT = "text/plain"
 
-REFUSALS = (400, 404, 413)
+REFUSALS = (400, 404, 408, 413, 429)
 """What a body can be refused for."""
-FAILURES = (429, 500, 502, 503, 504)
+FAILURES = (500, 502, 503, 504)
 """What can keep a generation from an answer."""
 
 

@@ -6,9 +6,12 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from shared.errors import RequestTooLargeError
+from shared.errors import RequestTooLargeError, UploadTimeoutError
 
 T = TypeVar("T")
+
+UPLOAD_S = 120.0
+"""How long a body may take to arrive, in seconds; then it is 408."""
 
 _PARSE_AT_ONCE_BYTES = 64 * 1024
 
@@ -18,16 +21,24 @@ async def read_body(request: Request, *, limit: int) -> bytes:
 
     Raises:
         RequestTooLargeError: more than `limit` bytes are announced or arrive.
+        UploadTimeoutError: it does not arrive in time.
         starlette.requests.ClientDisconnect: the client left.
     """
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced[:20]) > limit:
         raise _too_large(int(announced[:20]), limit)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise _too_large(len(body), limit)
+    try:
+        async with asyncio.timeout(UPLOAD_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(len(body), limit)
+    except TimeoutError:
+        raise UploadTimeoutError(
+            f"{len(body)} bytes of the body arrived in {UPLOAD_S:g} s, and not its end: the client "
+            "stalled, or its network is slow; send it again, or a shorter prompt"
+        ) from None
     return bytes(body)
 
 

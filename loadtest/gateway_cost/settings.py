@@ -26,7 +26,7 @@ class CostSettings:
     """Streams that are open meanwhile."""
     seconds: float = 10.0
     """How long requests arrive in one run."""
-    prompt_tokens: int = 256
+    prompt_tokens: int = 128
     """Tokens of a prompt, about."""
     answer_tokens: int = 16
     """Tokens of an answer to an arrival."""

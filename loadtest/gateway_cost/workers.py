@@ -10,7 +10,8 @@ from __future__ import annotations  # grpc's generic types exist for the type ch
 import argparse
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,6 +65,24 @@ class Pace:
     """Tokens that one message carries."""
 
 
+_called: ContextVar[float] = ContextVar("called")
+
+
+class _Clock(grpc.aio.ServerInterceptor):
+    """Starts a call's clock when its server hears of it: reading the request is the worker's."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Takes the time and changes nothing."""
+        _called.set(time.perf_counter())
+        return await continuation(handler_call_details)
+
+
 class _Control(control_pb2_grpc.ControlServiceServicer):
     def __init__(self, worker_id: str, role: control_pb2.Role.ValueType) -> None:
         self._worker_id = worker_id
@@ -103,7 +122,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
     async def Prefill(  # noqa: N802
         self, request: prefill_pb2.PrefillRequest, _context: _Context
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
-        called = time.perf_counter()
+        called = _called.get()
         yield prefill_pb2.PrefillResponse(accepted=prefill_pb2.PrefillAccepted())
         kept = len(request.token_ids)
         pruning = common_pb2.PruningSummary(kept_tokens=kept, reason="simulated")
@@ -224,7 +243,9 @@ async def serve_pair(script: Script, pace: Pace) -> tuple[SimulatedWorker, Simul
 
     The servers are bare: a real worker's interceptors would count as time that its caller added.
     """
-    prefill, decode = (grpc.aio.server(options=server_options()) for _ in range(2))
+    prefill, decode = (
+        grpc.aio.server(options=server_options(), interceptors=[_Clock()]) for _ in range(2)
+    )
     roles = {"prefill": control_pb2.ROLE_PREFILL, "decode": control_pb2.ROLE_DECODE}
     for name, server in (("prefill", prefill), ("decode", decode)):
         control = _Control(name, roles[name])

@@ -129,10 +129,12 @@ def error_from_rpc(error: grpc.RpcError) -> TandemError:
     cls = _BARE.get(code, errors.InternalError)
     if cls is errors.UnavailableError and _REFUSED in (error.details() or ""):
         cls = errors.UnreachableError
-    return cls(
-        f"a call ended with {code.name}: {error.details() or 'no details'}; "
-        "see the other side's log and whether it is alive"
+    advice = (
+        "the other side is slow, or the answer is long: ask for less or allow more time"
+        if cls is errors.DeadlineError
+        else "see the other side's log and whether it is alive"
     )
+    return cls(f"a call ended with {code.name}: {error.details() or 'no details'}; {advice}")
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: TandemError) -> NoReturn:

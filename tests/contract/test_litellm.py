@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from litellm import stream_chunk_builder
 
 from tests.support.contract_cases import MESSAGES, TOOL, FindAnimal, Place
 from tests.support.full_stack import Stack
-from tests.support.litellm_client import QUIET, LiteLLM, clean_litellm
+from tests.support.litellm_client import QUIET, LiteLLM, clean_litellm, stream_chunk_builder
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), QUIET]
 

@@ -75,7 +75,7 @@ async def test_every_client_raises_what_programs_catch(
         async with refusing(refusal, folder=folder, scratch=tmp_path) as gate:
             for stream in (False, True):
                 await _on_the_wire(refusal, gate, stream=stream)
-                await _to_openai_python(refusal, gate, stream=stream)
+            await _to_openai_python(refusal, gate)
             await _to_langchain(refusal, gate)
             async with clean_litellm():
                 for stream in (False, True):
@@ -107,17 +107,18 @@ async def _on_the_wire(refusal: Refusal, gate: Refusing, *, stream: bool) -> Non
     )
 
 
-async def _to_openai_python(refusal: Refusal, gate: Refusing, *, stream: bool) -> None:
+async def _to_openai_python(refusal: Refusal, gate: Refusing) -> None:
     fields: dict[str, Any] = {"model": "simulated", **refusal.fields}
     messages: Any = refusal.messages
     async with openai.AsyncOpenAI(base_url=gate.url, api_key=gate.api_key, max_retries=0) as client:
-        with pytest.raises(openai.APIStatusError) as caught:
-            await client.chat.completions.create(messages=messages, stream=stream, **fields)
-    error = caught.value
-    assert isinstance(error, RAISED[refusal.name].openai)
-    assert error.status_code == refusal.status
-    assert (error.code, error.type) == (refusal.code, refusal.kind)
-    assert error.request_id == error.response.headers["x-request-id"]
+        for stream in (False, True):
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.chat.completions.create(messages=messages, stream=stream, **fields)
+            error = caught.value
+            assert isinstance(error, RAISED[refusal.name].openai)
+            assert error.status_code == refusal.status
+            assert (error.code, error.type) == (refusal.code, refusal.kind)
+            assert error.request_id == error.response.headers["x-request-id"]
 
 
 async def _to_langchain(refusal: Refusal, gate: Refusing) -> None:

@@ -163,7 +163,8 @@ async def test_while_it_sends_its_body(hall: Hall, path: str, caplog: Any) -> No
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n"
     writer.write(head.encode() + b'{"prompt": "hi')
     await writer.drain()
-    writer.transport.abort()
+    writer.close()
+    await writer.wait_closed()
     await hall.nothing_left()
     assert hall.blocks.runs == 0
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

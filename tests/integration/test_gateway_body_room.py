@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from gateway.config import GatewayConfig
+from gateway.routes import body
 from shared.errors import ConfigError
 from tests.support.gateway_rig import Rig, running_rig, until
 
@@ -31,22 +32,23 @@ async def holds(rig: Rig, size: int) -> None:
     await until(exactly)
 
 
-async def slow_upload(rig: Rig, size: int) -> asyncio.StreamWriter:
+async def slow_upload(
+    rig: Rig, size: int, *, path: str = PATHS[0]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A client that sends so much of its body, and no more."""
     host, _, port = rig.gateway.rest_address.partition(":")
-    _, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {ONE}\r\n\r\n"
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {ONE}\r\n\r\n"
     writer.write(head.encode() + b" " * size)
     await writer.drain()
-    return writer
+    return reader, writer
 
 
 def body_of(size: int) -> bytes:
     """A short prompt in a long body."""
-    body = {"model": "simulated", "prompt": "hi", "input": "hi", "user": ""}
-    if size:
-        body["user"] = "u" * (size - len(json.dumps(body)))
-    return json.dumps(body).encode()
+    fields = {"model": "simulated", "prompt": "hi", "input": "hi", "user": ""}
+    fields["user"] = "u" * (size - len(json.dumps(fields)))
+    return json.dumps(fields).encode()
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -58,10 +60,25 @@ async def test_uploads_that_stall_leave_no_room_until_they_are_gone(rig: Rig, pa
     assert refused.json()["error"]["code"] == "queue_full"
     assert int(refused.headers["retry-after"]) >= 1
     assert (await rig.complete(prompt="hi")).status_code == 200, "small ones fit"
-    for writer in slow:
-        writer.transport.abort()
+    for _, writer in slow:
+        writer.close()
+        await writer.wait_closed()
     await holds(rig, 0)
     assert (await rig.http.post(path, content=body_of(39_000))).status_code != 429
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_upload_that_never_ends_is_ended(
+    rig: Rig, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "UPLOAD_S", 0.05)
+    reader, writer = await slow_upload(rig, 500, path=path)
+    answer = (await reader.read()).decode()
+    assert answer.startswith("HTTP/1.1 408 ")
+    assert json.loads(answer.partition("\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    writer.close()
+    await writer.wait_closed()
+    await holds(rig, 0)
 
 
 async def test_a_long_body_counts_until_its_answer_ends(rig: Rig) -> None:

@@ -189,6 +189,7 @@ async def test_context_overflow_wording(rig: Rig) -> None:
     response = await rig.chat(max_tokens=5000)
     message = error_of(response)["message"]
     assert message.startswith(f"This model's maximum context length is {MAX_POSITION} tokens")
+    assert message.endswith("(context_length_exceeded)")
     assert "5000 for the answer" in message
 
 
@@ -353,6 +354,7 @@ async def test_deadline(folder: Path) -> None:
         error = error_of(response)
         assert (response.status_code, error["code"]) == (504, "deadline_exceeded")
         assert error["type"] == "timeout_error"
+        assert "allow more time" in error["message"]
         assert response.headers["x-should-retry"] == "false"
 
 

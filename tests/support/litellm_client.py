@@ -5,19 +5,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-# Read while the package is imported.
+# Read while the package is imported, so that tests import it from here alone.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
 import litellm.exceptions as lite
 import pytest
+from litellm import stream_chunk_builder
 from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
 from litellm.llms.custom_httpx.async_client_cleanup import close_litellm_async_clients
 
 litellm.telemetry = False
 litellm.suppress_debug_info = True
 
-__all__ = ["QUIET", "LiteLLM", "clean_litellm", "lite"]
+__all__ = ["QUIET", "LiteLLM", "clean_litellm", "lite", "stream_chunk_builder"]
 
 QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 """Mark of tests that use it: its own models and late imports warn."""

@@ -141,16 +141,6 @@ class Refusing:
         """Base of the REST API, as clients want it."""
         return f"{self.rig.url}/v1"
 
-    async def tries(self) -> int:
-        """How many requests have ended, by the gateway's own count."""
-        metrics = (await self.rig.http.get(f"http://{self.rig.gateway.admin_address}/metrics")).text
-        counts = [
-            float(line.rsplit(" ", 1)[1])
-            for line in metrics.splitlines()
-            if line.startswith("tandem_requests_total{")
-        ]
-        return int(sum(counts))
-
 
 @asynccontextmanager
 async def refusing(refusal: Refusal, *, folder: Path, scratch: Path) -> AsyncIterator[Refusing]:

@@ -30,6 +30,7 @@ CODES = {
     "ContextLengthError": "INVALID_ARGUMENT",
     "ModelNotFoundError": "NOT_FOUND",
     "RequestTooLargeError": "INVALID_ARGUMENT",
+    "UploadTimeoutError": "INVALID_ARGUMENT",
     "AuthenticationError": "UNAUTHENTICATED",
     "PermissionDeniedError": "PERMISSION_DENIED",
     "ConfigError": "FAILED_PRECONDITION",

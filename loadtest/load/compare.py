@@ -1,0 +1,95 @@
+"""Arms side by side: means over their runs, and how sure their ratio is."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from shared.errors import ConfigError
+
+MIN_RUNS = 3
+"""Of each arm; fewer say nothing about how much runs differ."""
+
+_RESAMPLES = 2_000
+_CONFIDENCE = 95
+_MUST_MATCH = (
+    "workload", "profile", "api", "rate", "seconds", "stages", "variation", "closed_users", "slo",
+)  # fmt: skip
+
+
+def compared(arms: Mapping[str, Sequence[Mapping[str, Any]]], *, seed: int = 0) -> dict[str, Any]:
+    """Every figure of every arm, and its ratio to the first arm; JSON-ready.
+
+    The interval is a percentile bootstrap: runs of both arms are drawn with replacement, and the
+    ratio of their means is taken. It is None below `MIN_RUNS` runs of either arm.
+
+    Args:
+        arms: summaries of the runs by arm, the base first; two arms or more.
+        seed: of the draws.
+
+    Raises:
+        ConfigError: too few arms, or runs that offered other loads.
+    """
+    if len(arms) < 2:  # noqa: PLR2004  a comparison
+        raise ConfigError("one arm cannot be compared: give two or more, as NAME=RUN,RUN")
+    _check_loads([run for runs in arms.values() for run in runs])
+    figures = {name: [_figures(run) for run in runs] for name, runs in arms.items()}
+    base, *others = arms
+    shared = set.intersection(*(set(each) for runs in figures.values() for each in runs))
+    random = Random(seed)
+    rows = {}
+    for metric in sorted(shared):
+        values = {name: [each[metric] for each in runs] for name, runs in figures.items()}
+        rows[metric] = {
+            "means": {name: statistics.mean(found) for name, found in values.items()},
+            "ratios": {name: _ratio(values[name], values[base], random) for name in others},
+        }
+    return {
+        "base": base,
+        "confidence_percent": _CONFIDENCE,
+        "runs": {name: len(runs) for name, runs in arms.items()},
+        "verdicts": {name: [run["verdict"] for run in runs] for name, runs in arms.items()},
+        "metrics": rows,
+    }
+
+
+def _check_loads(runs: Sequence[Mapping[str, Any]]) -> None:
+    for key in _MUST_MATCH:
+        found = {str(run["settings"][key]) for run in runs}
+        if len(found) > 1:
+            raise ConfigError(
+                f"these runs offered other loads: {key} is {' and '.join(sorted(found))}; compare "
+                "runs with the same flags"
+            )
+
+
+def _figures(run: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers of one run by name; what it has none of is left out."""
+    found = {"goodput_per_s": run["goodput_per_s"], "attainment": run["requests"]["attainment"]}
+    found |= run["throughput"] or {}
+    for name, kind in run["classes"].items():
+        for measure, key in (("ttft", "p50_s"), ("ttft", "p95_s"), ("tpot", "p50_s"),
+                             ("itl_max", "p95_s"), ("e2e", "p50_s")):  # fmt: skip
+            found[f"{name}.{measure}_{key}"] = kind[measure][key]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _ratio(of: Sequence[float], to: Sequence[float], random: Random) -> dict[str, float | None]:
+    """Ratio of means and its interval; None where the base is 0 or runs are too few."""
+    if statistics.mean(to) == 0:
+        return {"ratio": None, "low": None, "high": None}
+    ratio = statistics.mean(of) / statistics.mean(to)
+    if min(len(of), len(to)) < MIN_RUNS:
+        return {"ratio": ratio, "low": None, "high": None}
+    drawn = sorted(
+        top / bottom
+        for _ in range(_RESAMPLES)
+        for top, bottom in [(_resampled(of, random), _resampled(to, random))]
+        if bottom
+    )
+    cut = len(drawn) * (100 - _CONFIDENCE) // 200
+    return {"ratio": ratio, "low": drawn[cut], "high": drawn[-1 - cut]}
+
+
+def _resampled(values: Sequence[float], random: Random) -> float:
+    return statistics.mean(random.choices(values, k=len(values)))

@@ -1,0 +1,85 @@
+"""Prompts of an exact number of tokens that no cache has seen.
+
+A long pool of words is drawn once; a prompt is words of its own, the salt, and a stretch of the
+pool. So prompts cost little while requests are due, and two of them part within their first tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from loadtest.load.plan import PlannedRequest
+
+_NOUNS = """
+time year people way day man thing woman life child world school state family student group
+country problem hand part place case week company system program question work government number
+night point home water room mother area money story fact month lot right study book eye job word
+business issue side kind head house service friend father power hour game line end member law
+car
+"""
+WORDS = tuple(_NOUNS.split())
+"""65 common English nouns."""
+
+_POOL_WORDS = 8_192
+_SALT_WORDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word with the space before it."""
+
+    text: str
+    """Its characters."""
+    token_ids: tuple[int, ...]
+    """Its tokens; not empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt in both forms."""
+
+    token_ids: list[int]
+    """Exactly as many as were planned."""
+    text: str
+    """The same words; the last one is whole here."""
+
+
+class PromptMaker:
+    """Makes prompts.
+
+    Args:
+        words: what they are made of, in the tokens of the served model.
+        seed: of the run.
+    """
+
+    def __init__(self, words: Sequence[Word], *, seed: int) -> None:
+        self._words = words
+        self._seed = seed
+        self._pool = Random(f"{seed}:pool").choices(words, k=_POOL_WORDS)
+
+    def make(self, request: PlannedRequest) -> Prompt:
+        """The prompt of a request: the class's prefix, the salt, and a stretch of the pool."""
+        random = Random(f"{self._seed}:prompt:{request.index}")
+        prefix = min(request.kind.prefix_tokens, request.prompt_tokens)
+        chosen: list[Word] = []
+        count = self._take(chosen, 0, start=0, wanted=prefix)
+        salt = random.choices(self._words, k=_SALT_WORDS)
+        for word in salt:
+            if count < request.prompt_tokens:
+                chosen.append(word)
+                count += len(word.token_ids)
+        self._take(chosen, count, start=random.randrange(_POOL_WORDS), wanted=request.prompt_tokens)
+        token_ids = [token_id for word in chosen for token_id in word.token_ids]
+        return Prompt(
+            token_ids[: request.prompt_tokens], "".join(word.text for word in chosen).lstrip()
+        )
+
+    def _take(self, chosen: list[Word], count: int, *, start: int, wanted: int) -> int:
+        """Adds words of the pool until there are `wanted` tokens; how many there are."""
+        index = start
+        while count < wanted:
+            word = self._pool[index % _POOL_WORDS]
+            chosen.append(word)
+            count += len(word.token_ids)
+            index += 1
+        return count

@@ -1,0 +1,142 @@
+"""Settings of one run."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from loadtest.load.arrivals import Stage, parse_stages
+from loadtest.load.workloads import WORKLOADS, Profile, RequestClass, Slo, classes_of, slo
+from shared.errors import ConfigError
+
+
+class Api(StrEnum):
+    """How requests are put."""
+
+    COMPLETIONS = "completions"
+    """REST, token ids: prompts have exactly the planned size."""
+    CHAT = "chat"
+    """REST, one user message of the same words: a few tokens more, by the chat template."""
+    GRPC = "grpc"
+    """`InferenceService.Generate` with token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """What is offered to which server, and what it is judged by.
+
+    Raises:
+        ConfigError: values that do not fit together.
+    """
+
+    host: str
+    """URL of the REST server."""
+    out: Path
+    """Folder that takes the results."""
+    api: Api = Api.COMPLETIONS
+    """How requests are put."""
+    grpc: str = ""
+    """host:port of the gRPC server, for that API."""
+    model: str = ""
+    """Served model; empty: the one that the server names first."""
+    workload: str = "chat"
+    """Name of a mix."""
+    profile: Profile = Profile.CPU
+    """Sizes and bounds."""
+    rate: float = 1.0
+    """Requests per second of an open loop without stages."""
+    seconds: float = 30.0
+    """How long requests begin."""
+    stages: str = ""
+    """RATE:SECONDS,... of a ramp; empty: `rate` for `seconds`."""
+    variation: float = 1.0
+    """Coefficient of variation of the gaps between arrivals."""
+    closed_users: int = 0
+    """Clients of a closed loop; 0: an open loop."""
+    seed: int = 0
+    """Of arrivals, sizes and prompts."""
+    slo: tuple[str, ...] = ()
+    """CLASS:ttft=S,tpot=S,gap=S: other bounds than the profile's."""
+    attainment: float = 0.95
+    """Share of the offered requests that must be served in time."""
+    max_lag: float = 0.05
+    """Largest share of the schedule that the generator may be behind at its end."""
+    request_timeout_s: float = 300.0
+    """Longest time of a request."""
+    drain_s: float = 60.0
+    """How long the run waits for answers after the last arrival."""
+    figures: bool = True
+    """Draw the report."""
+
+    def __post_init__(self) -> None:
+        if self.workload not in WORKLOADS:
+            raise ConfigError(
+                f"workload {self.workload!r} is unknown: the known ones are "
+                f"{', '.join(WORKLOADS)}; choose one"
+            )
+        if self.api is Api.GRPC and not self.grpc:
+            raise ConfigError(
+                "the gRPC API has no address: only --host was given; give --grpc HOST:PORT too"
+            )
+        for name in ("rate", "seconds", "variation", "max_lag", "request_timeout_s", "drain_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must be above 0; raise it")
+        if self.closed_users < 0:
+            raise ConfigError(
+                f"closed_users is {self.closed_users}: give at least 1, or 0 for none"
+            )
+        if self.closed_users and self.stages:
+            raise ConfigError("stages are rates: a closed loop has none; leave one of them out")
+        if not 0 < self.attainment <= 1:
+            raise ConfigError(f"attainment is {self.attainment}: it is a share; give 0 to 1")
+        _ = self.all_stages, self.classes
+
+    @property
+    def all_stages(self) -> tuple[Stage, ...]:
+        """The schedule of an open loop."""
+        return parse_stages(self.stages) if self.stages else (Stage(self.rate, self.seconds),)
+
+    @property
+    def classes(self) -> dict[str, RequestClass]:
+        """Classes of the workload with the bounds that hold."""
+        known = classes_of(self.profile)
+        wanted = {name: known[name] for name in WORKLOADS[self.workload].shares}
+        for text in self.slo:
+            name, bounds = parse_slo(text)
+            if name not in wanted:
+                raise ConfigError(
+                    f"bounds for {name!r} would judge nothing: the workload has "
+                    f"{', '.join(wanted)}; name one of these"
+                )
+            wanted[name] = replace(wanted[name], slo=bounds)
+        return wanted
+
+    def to_json(self) -> dict[str, Any]:
+        """All of them, JSON-ready."""
+        return asdict(self) | {"out": str(self.out), "slo": list(self.slo)}
+
+
+def parse_slo(text: str) -> tuple[str, Slo]:
+    """Reads `CLASS:ttft=S,tpot=S` with or without `gap=S`.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    name, _, rest = text.partition(":")
+    try:
+        bounds = _bounds(dict(part.split("=", 1) for part in rest.split(",")))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"bounds {text!r} cannot be read ({error}): they are CLASS:ttft=S,tpot=S[,gap=S] in "
+            "seconds above 0; for example chat:ttft=0.5,tpot=0.05"
+        ) from error
+    return name, bounds
+
+
+def _bounds(parts: Mapping[str, str]) -> Slo:
+    numbers = {name: float(value) for name, value in parts.items()}
+    if not all(0 < value < math.inf for value in numbers.values()):
+        raise ValueError("a bound is not above 0")
+    return slo(**numbers)
