@@ -50,9 +50,7 @@ from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport.base import TransportContext
-from shared.transport.choice import open_transports
-from shared.transport.instrumented import InstrumentedTransport, note_transports
-from shared.transport.registry import transport_registry
+from shared.transport.instrumented import instrumented_transports
 from shared.transport.topology import read_topology
 from shared.types.worker_info import WorkerInfo
 
@@ -332,13 +330,12 @@ class _Parts:
             guard=AddressGuard(config.worker_networks),
         )
         context = TransportContext(model=self.model, incarnation=app.incarnation, tls=tls)
-        metrics, known = TransferMetrics(app.registry), transport_registry()
-        chosen = open_transports(
+        chosen = instrumented_transports(
             config.transports,
             required=config.require_transport,
-            open_one=lambda name: InstrumentedTransport(known.get(name)(context), metrics),
+            context=context,
+            metrics=TransferMetrics(app.registry),
         )
-        note_transports(chosen, metrics)
         self.transports = chosen.opened
         self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), app=app))
         self.info = WorkerInfo(
