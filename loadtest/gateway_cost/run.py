@@ -137,7 +137,8 @@ class GatewayCost:
         return {
             **{arm: throughput.summary(runs[arm]) for arm in ARMS},
             "tokens_per_s_of_relay": paired_ratios(rates[GATEWAY], rates[RELAY]),
-            "cpu_s_of_relay": paired_ratios(cpu[GATEWAY], cpu[RELAY]),
+            # The system counts processor time in ticks; a run may be too short for one.
+            "cpu_s_of_relay": paired_ratios(cpu[GATEWAY], cpu[RELAY]) if all(cpu[RELAY]) else None,
         }
 
     async def _flow(self, stage: Stage, arm: str) -> throughput.Flow:

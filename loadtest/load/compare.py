@@ -14,6 +14,7 @@ _RESAMPLES = 2_000
 _CONFIDENCE = 95
 _MUST_MATCH = (
     "workload", "profile", "api", "rate", "seconds", "stages", "variation", "closed_users", "slo",
+    "trace",
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--rate", type=float, default=1.0, help="requests a second; arrivals are open loop")
     add("--seconds", type=float, default=30.0, help="how long requests begin")
     add("--ramp", default="", metavar="RATE:SECONDS,...", help="stages instead of one rate")
+    add("--trace", type=Path, help="recorded requests, for --workload trace; JSON lines")
     add("--burst", type=float, default=1.0, metavar="CV",
         help="variation of the gaps: 1 is Poisson, 2 to 4 are bursts")  # fmt: skip
     add("--closed", type=int, default=0, metavar="CLIENTS",
@@ -62,6 +63,7 @@ def settings_of(given: Mapping[str, Any]) -> LoadSettings:
         seconds=given["seconds"],
         stages=given["ramp"],
         variation=given["burst"],
+        trace=given["trace"],
         closed_users=given["closed"],
         seed=given["seed"],
         slo=tuple(given["slo"]),

@@ -1,6 +1,6 @@
 """The generator: sends requests when they are due, and notes how late it was itself."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from time import perf_counter
 
@@ -8,15 +8,14 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
-from loadtest.load.arrivals import Arrival, arrivals
 from loadtest.load.exchange import Exchange, Ticket
 from loadtest.load.outcome import Failure, Outcome
-from loadtest.load.plan import PlannedRequest, planned_requests
+from loadtest.load.plan import PlannedRequest
 from loadtest.load.prompts import PromptMaker
 from loadtest.load.record import Record
 from loadtest.load.rest import Client
+from loadtest.load.schedule import plan_of, schedule_of
 from loadtest.load.settings import LoadSettings
-from loadtest.load.workloads import WORKLOADS
 
 Listener = Callable[[Outcome], None]
 
@@ -38,14 +37,8 @@ class Generator:
         self._client = client
         self._prompts = prompts
         self._listener = listener
-        self._schedule: list[Arrival] = []
-        if not settings.closed_users:
-            self._schedule = arrivals(
-                settings.all_stages, variation=settings.variation, seed=settings.seed
-            )
-        self._plan = planned_requests(
-            WORKLOADS[settings.workload], settings.classes, seed=settings.seed
-        )
+        self._schedule = [] if settings.closed_users else schedule_of(settings)
+        self._plan = plan_of(settings)
         self._origin: float | None = None
         self._busy = settings.closed_users or 1
         self._over = Event()
@@ -91,7 +84,7 @@ class Generator:
     def _keep_the_schedule(self) -> None:
         group = Group()
         try:
-            for arrival, request in self._planned():
+            for arrival, request in self._schedule:
                 send = self._ready(request)
                 gevent.sleep(max(0.0, arrival.due_s - self.clock()))
                 group.spawn(self._one, send, Ticket(request, arrival.due_s, arrival.stage))
@@ -102,9 +95,6 @@ class Generator:
             for exchange in late:
                 exchange.fail(Failure.UNFINISHED, "the run was over")
                 self._end(exchange)
-
-    def _planned(self) -> Iterator[tuple[Arrival, PlannedRequest]]:
-        return zip(self._schedule, self._plan, strict=False)
 
     def _ready(self, request: PlannedRequest) -> Callable[[Exchange], None]:
         """Made before it is due, so that its cost is no lag."""

@@ -19,6 +19,8 @@ class PlannedRequest:
     """Length of its prompt."""
     answer_tokens: int
     """Length of its answer."""
+    blocks: tuple[int, ...] = ()
+    """Names of its prompt's parts in a trace: equal names are equal tokens."""
 
 
 def planned_requests(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 
 from loadtest.load.plan import PlannedRequest
+from loadtest.load.trace import BLOCK_TOKENS
 
 _NOUNS = """
 time year people way day man thing woman life child world school state family student group
@@ -58,7 +59,9 @@ class PromptMaker:
         self._pool = Random(f"{seed}:pool").choices(words, k=_POOL_WORDS)
 
     def make(self, request: PlannedRequest) -> Prompt:
-        """The prompt of a request: the class's prefix, the salt, and a stretch of the pool."""
+        """The class's prefix, the salt, and a stretch of the pool; or the blocks of a trace."""
+        if request.blocks:
+            return self._of_blocks(request)
         random = Random(f"{self._seed}:prompt:{request.index}")
         prefix = min(request.kind.prefix_tokens, request.prompt_tokens)
         chosen: list[Word] = []
@@ -73,6 +76,21 @@ class PromptMaker:
         return Prompt(
             token_ids[: request.prompt_tokens], "".join(word.text for word in chosen).lstrip()
         )
+
+    def _of_blocks(self, request: PlannedRequest) -> Prompt:
+        token_ids: list[int] = []
+        texts: list[str] = []
+        for block in request.blocks:
+            wanted = min(BLOCK_TOKENS, request.prompt_tokens - len(token_ids))
+            if wanted <= 0:
+                break
+            random = Random(f"{self._seed}:block:{block}")
+            chosen = random.choices(self._words, k=_SALT_WORDS)
+            count = sum(len(word.token_ids) for word in chosen)
+            self._take(chosen, count, start=random.randrange(_POOL_WORDS), wanted=wanted)
+            token_ids += [token_id for word in chosen for token_id in word.token_ids][:wanted]
+            texts += [word.text for word in chosen]
+        return Prompt(token_ids, "".join(texts).lstrip())
 
     def _take(self, chosen: list[Word], count: int, *, start: int, wanted: int) -> int:
         """Adds words of the pool until there are `wanted` tokens; how many there are."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.load.arrivals import Stage, parse_stages
-from loadtest.load.workloads import WORKLOADS, Profile, RequestClass, Slo, classes_of, slo
+from loadtest.load.workloads import TRACE, WORKLOADS, Profile, RequestClass, Slo, classes_of, slo
 from shared.errors import ConfigError
 
 
@@ -53,6 +53,8 @@ class LoadSettings:
     """RATE:SECONDS,... of a ramp; empty: `rate` for `seconds`."""
     variation: float = 1.0
     """Coefficient of variation of the gaps between arrivals."""
+    trace: Path | None = None
+    """File of recorded requests, for that workload."""
     closed_users: int = 0
     """Clients of a closed loop; 0: an open loop."""
     seed: int = 0
@@ -91,7 +93,17 @@ class LoadSettings:
             raise ConfigError("stages are rates: a closed loop has none; leave one of them out")
         if not 0 < self.attainment <= 1:
             raise ConfigError(f"attainment is {self.attainment}: it is a share; give 0 to 1")
+        self._check_trace()
         _ = self.all_stages, self.classes
+
+    def _check_trace(self) -> None:
+        if (self.workload == TRACE) != (self.trace is not None):
+            raise ConfigError(
+                "a trace is a workload and a file: one of them is missing; give --workload trace "
+                "and --trace FILE together"
+            )
+        if self.trace is not None and (self.stages or self.closed_users):
+            raise ConfigError("a trace has its own moments; leave the ramp and the closed loop out")
 
     @property
     def all_stages(self) -> tuple[Stage, ...]:
@@ -115,7 +127,8 @@ class LoadSettings:
 
     def to_json(self) -> dict[str, Any]:
         """All of them, JSON-ready."""
-        return asdict(self) | {"out": str(self.out), "slo": list(self.slo)}
+        plain = asdict(self) | {"out": str(self.out), "slo": list(self.slo)}
+        return plain | {"trace": None if self.trace is None else str(self.trace)}
 
 
 def parse_slo(text: str) -> tuple[str, Slo]:

@@ -56,7 +56,7 @@ def summary_of(
         "failures": dict(Counter(o.failure for o in outcomes if o.failure is not None)),
         **_rates(outcomes, kinds),
         "classes": classes,
-        "stages": [] if settings.closed_users else _stages(outcomes, settings),
+        "stages": [] if settings.closed_users or settings.trace else _stages(outcomes, settings),
     }
 
 

@@ -75,6 +75,9 @@ class Workload:
     """Share of the requests by class; they add up to 1."""
 
 
+TRACE = "trace"
+"""The workload whose requests are recorded ones, and their class."""
+
 WORKLOADS: Mapping[str, Workload] = {
     "chat": Workload({"chat": 1.0}),
     "rag": Workload({"rag": 1.0}),
@@ -82,6 +85,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "mixed": Workload({"chat": 0.6, "rag": 0.3, "reasoning": 0.1}),
     "cancel": Workload({"chat": 0.9, "cancel": 0.1}),
     "slow_reader": Workload({"chat": 0.75, "slow_reader": 0.25}),
+    TRACE: Workload({TRACE: 1.0}),
 }
 
 
@@ -90,7 +94,8 @@ def classes_of(profile: Profile) -> dict[str, RequestClass]:
     chat, rag, reasoning = _GPU if profile is Profile.GPU else _CPU
     cancel = replace(chat, name="cancel", leave_after_s=_LEAVE_AFTER_S)
     slow = replace(chat, name="slow_reader", pause_s=_PAUSE_S)
-    return {each.name: each for each in (chat, rag, reasoning, cancel, slow)}
+    recorded = replace(rag, name=TRACE, prefix_tokens=0)
+    return {each.name: each for each in (chat, rag, reasoning, cancel, slow, recorded)}
 
 
 def slo(*, ttft: float, tpot: float, gap: float | None = None) -> Slo:
