@@ -6,6 +6,7 @@ import signal
 import sys
 
 import structlog
+import uvloop
 
 from decode_service.app import ROLE, DecodeServer
 from decode_service.config import DecodeConfig
@@ -23,7 +24,7 @@ def main(argv: list[str]) -> int:
     flags = parse_flags(DecodeConfig, prog="tandem decode", section=ROLE, argv=argv)
     try:
         loaded = load_config(DecodeConfig, section=ROLE, flags=flags.values, file=flags.file)
-        return asyncio.run(_serve(loaded))
+        return uvloop.run(_serve(loaded))
     except TandemError as error:
         sys.stderr.write(f"tandem decode: {error.message}\n")
         return exit_code_for(error)

@@ -25,6 +25,7 @@ from decode_service.engine.warm_up import warm_up
 from decode_service.rpc import control_servicer, decode_servicer
 from decode_service.rpc.control_servicer import CAPABILITIES, ControlServicer
 from decode_service.rpc.decode_servicer import DecodeServicer
+from decode_service.rpc.landing import LandingGround
 from decode_service.rpc.presence import Presence
 from protos.tandem.v1 import control_pb2_grpc, decode_pb2_grpc
 from shared.config.exit_codes import ExitCode
@@ -40,14 +41,14 @@ from shared.telemetry.certificates import mutual_certificates
 from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
 from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
-from shared.transport import grpc_receiver, grpc_stream
+from shared.transport import grpc_receiver
 from shared.transport.hello import Peer
+from shared.transport.instrumented import note_transports
 from shared.transport.topology import read_topology
 from shared.types.worker_info import WorkerInfo
 
 ROLE = "decode"
 STARTING = Readiness(ready=False, phase="starting", progress=0.0, detail="binding ports")
-TRANSPORTS = (grpc_stream.NAME,)
 STOP_GRACE_S = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -73,12 +74,14 @@ class DecodeServer:
             sample_ratio=config.otlp_sample_ratio,
         )
         self._registry = CollectorRegistry()
+        self._handoffs = HandoffFailureMetrics(self._registry)
         self._rate = TokenRate(time.monotonic)
         self._drift_alarm = DriftAlarm(level=config.drift_alarm, clock=time.monotonic)
         self._phases: dict[str, float] = {}
         self._core: Core | None = None
         self._rpc: RpcServer | None = None
         self._recorder: MetricsRecorder | None = None
+        self._landing: LandingGround | None = None
         self._presence: Presence | None = None
         self._care_task: asyncio.Task[None] | None = None
         self._drain_task: asyncio.Task[None] | None = None
@@ -147,9 +150,11 @@ class DecodeServer:
                 self.config, loaded, recorder=recorder, on_drift=self._drift_checked
             )
             self._recorder = recorder
+        with self._timed("transports"):
+            landing = await asyncio.to_thread(self._open_landing)
         with self._timed("warm_up"):
             await asyncio.to_thread(warm_up, self.core.runner, self.core.memory.cache)
-        info = self._add_services(loaded)
+        info = self._add_services(loaded, landing)
         self.core.worker.engine.start()
         await self._rpc.start()
         with self._timed("register"):
@@ -161,7 +166,7 @@ class DecodeServer:
             device=self.config.device,
             attention=TorchDecodeAttention.name,
             attention_rejected="; ".join(_rejected_backends(loaded)),
-            transports=",".join(TRANSPORTS),
+            transports=",".join(info.transports),
             startup_s={name: round(seconds, 2) for name, seconds in self._phases.items()},
             **banner(
                 capacity=self.core.memory.capacity,
@@ -215,6 +220,8 @@ class DecodeServer:
             await self._core.worker.engine.stop()  # clients hear why before their streams close
         if self._rpc is not None:
             await self._rpc.stop(grace_s=STOP_GRACE_S)
+        if self._landing is not None:
+            await self._landing.close()
         if self._core is not None:
             self._core.grammars.close()  # calls that came until now may still have asked it
         await self._admin.stop()
@@ -238,13 +245,23 @@ class DecodeServer:
         health.config_info.labels(role=ROLE, config=config_fingerprint(self.config)).set(1)
         return MetricsRecorder(
             DecodeMetrics(self._registry),
-            transfer=HandoffFailureMetrics(self._registry),
+            transfer=self._handoffs,
             health=health,
             rate=self._rate,
             num_layers=loaded.model.config.num_layers,
         )
 
-    def _add_services(self, loaded: LoadedModel) -> WorkerInfo:
+    def _open_landing(self) -> LandingGround:
+        landing = self._landing = LandingGround(
+            self.config.transports,
+            required=self.config.require_transport,
+            table=self.core.worker.table,
+            slab=self.core.memory.slab,
+        )
+        note_transports(landing.chosen, self._handoffs)
+        return landing
+
+    def _add_services(self, loaded: LoadedModel, landing: LandingGround) -> WorkerInfo:
         core, server = self.core, self.rpc.server
         info = WorkerInfo(
             role=ROLE,
@@ -257,7 +274,8 @@ class DecodeServer:
             device=self.config.device,
             attention_backend=TorchDecodeAttention.name,
             rejected_backends=_rejected_backends(loaded),
-            transports=TRANSPORTS,
+            transports=landing.chosen.names,
+            rejected_transports=tuple(each.text for each in landing.chosen.rejected),
             profile=loaded.profile.label,
             methods_hash=loaded.profile.methods_hash,
             topology=read_topology(self.config.device),
@@ -267,18 +285,14 @@ class DecodeServer:
                 core.worker,
                 worker_id=self.worker_id,
                 incarnation=self.incarnation,
-                transports=TRANSPORTS,
+                transports=landing.chosen.names,
             ),
             server,
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlServicer(info, load=self.present_load, drain=self.begin_drain), server
         )
-        grpc_receiver.add_transfer_service(
-            server,
-            writer=core.worker.table,
-            own=Peer(model=core.identity, incarnation=self.incarnation),
-        )
+        landing.serve(server, Peer(model=core.identity, incarnation=self.incarnation))
         return info
 
     async def _register(self, presence: Presence, info: WorkerInfo) -> None:

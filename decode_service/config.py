@@ -75,6 +75,10 @@ class DecodeConfig:
     """Longest seconds a given-up slab waits for its writer to go away."""
     remember_s: float = 120.0
     """Seconds a finished handoff is remembered, so that late messages are recognised."""
+    transports: tuple[str, ...] = ("grpc",)
+    """Transports this worker takes, best first: nixl (extra nixl) and grpc."""
+    require_transport: str = ""
+    """Use only this transport and do not start without it; empty takes all that work."""
     stream_queue_tokens: int = 256
     """Unread tokens after which a row rests until its reader catches up."""
     stall_s: float = 10.0
@@ -100,6 +104,8 @@ class DecodeConfig:
                     raise ConfigError(
                         f"decode setting {name} is {value}, but must be at least {lowest} {unit}"
                     )
+        if not self.transports:
+            raise ConfigError("decode setting transports is empty; name at least one, like grpc")
         if self.drift_alarm > 1:
             raise ConfigError(
                 f"decode setting drift_alarm is {self.drift_alarm}, but it is a share of the "

@@ -57,7 +57,7 @@ async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
         ("profile", info.profile),
         *_methods(config, model_hash=info.model.model_hash),
         *((facts.line.role, _worker_text(facts)) for facts in workers),
-        *(("not used", text) for text in info.rejected_backends),
+        *(("not used", text) for text in (*info.rejected_backends, *info.rejected_transports)),
         ("try", f"curl {endpoints.url}/v1/models"),
         ("", f'tandem chat --url {endpoints.url} "Why is the sky blue?"'),
     ):

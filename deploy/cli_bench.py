@@ -9,7 +9,7 @@ from shared.types.page_policies import PagePolicyName
 
 bench_app = typer.Typer(
     no_args_is_help=True,
-    help="Speed of the engines against transformers, what the gateway costs, load.",
+    help="Speed of the engines against transformers, of transports, what the gateway costs, load.",
 )
 
 Model = Annotated[str, typer.Option(help="Catalog name, folder or hub id.")]
@@ -68,6 +68,28 @@ def decode(
         repeats=repeats,
         as_json=as_json,
     )
+
+
+@bench_app.command("transfer")
+def transfer(
+    sizes: Annotated[str, typer.Option(help="MiB of one transfer, an arm each.")] = "8,64,280,1280",
+    transports: Annotated[
+        str, typer.Option(help="Transports, separated by commas; all that work here.")
+    ] = "",
+    repeats: Repeats = 5,
+    as_json: Json = False,
+) -> None:
+    """GB/s of every transport between two processes, beside a bare copy in memory; arms alternate.
+
+    Every byte of a first transfer is compared before anything is timed.
+
+    JSON keys: sizes (each mib, gbps, share_of_copy, ratio_to_grpc), parity, rejected, allocator,
+    chunk_bytes, command, commit, hardware, threads.
+    """
+    from deploy.bench_transfer import parse_sizes, run_transfer
+
+    names = [name.strip() for name in transports.split(",") if name.strip()]
+    run_transfer(sizes=parse_sizes(sizes), transports=names, repeats=repeats, as_json=as_json)
 
 
 @bench_app.command("gateway")

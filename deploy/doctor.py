@@ -10,6 +10,7 @@ from rich.table import Table
 from deploy.doctor_machine import machine_checks, port_checks
 from deploy.doctor_packages import package_checks
 from deploy.doctor_services import service_checks
+from deploy.doctor_transports import transport_checks
 from deploy.finding import Status
 from deploy.version import full_version
 
@@ -19,6 +20,7 @@ _STYLES = {Status.OK: "green", Status.NOTE: "yellow", Status.FAIL: "bold red"}
 def run_doctor(*, as_json: bool, with_ports: bool, cache_dir: Path | None) -> int:
     """Runs the checks and prints them; returns 1 when one fails."""
     findings = [*package_checks(), *machine_checks(), *service_checks(cache_dir)]
+    findings += transport_checks()
     if with_ports:
         findings += port_checks()
     ok = all(finding.status is not Status.FAIL for finding in findings)

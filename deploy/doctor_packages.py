@@ -25,7 +25,6 @@ _OPTIONAL = (
     ("nvidia-ml-py", "pynvml", "GPU topology"),
     ("flash-attn-4", "flash_attn", "exact prefill on Hopper"),
     ("flashinfer-python", "flashinfer", "paged decode kernels"),
-    ("nixl-cu13", "nixl", "NVLink and RDMA transport"),
     ("opentelemetry-sdk", "opentelemetry", "traces"),
 )
 
@@ -49,7 +48,7 @@ def _python() -> Finding:
 
 
 def _worker_packages() -> Finding:
-    names = ("torch", "transformers", "safetensors", "gguf")
+    names = ("torch", "transformers", "safetensors", "gguf", "zlib-ng")
     absent = [name for name in names if installed_version(name) is None]
     if absent:
         return Finding(

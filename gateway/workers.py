@@ -204,6 +204,7 @@ class Workers:
                 "free_pages": card.free_pages,
                 "total_pages": card.total_pages,
                 "transports": list(card.transports),
+                "rejected_transports": list(card.rejected_transports),
                 "device": card.device,
             }
             for role in (PREFILL, DECODE)

@@ -6,6 +6,7 @@ import signal
 import sys
 
 import structlog
+import uvloop
 
 from prefill_service.app import PrefillApp
 from prefill_service.config import PrefillConfig
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> int:
         loaded = load_config(
             PrefillConfig, section="prefill", flags=parsed.values, file=parsed.file
         )
-        return asyncio.run(serve(loaded))
+        return uvloop.run(serve(loaded))
     except TandemError as error:
         sys.stderr.write(f"tandem prefill: {error.message}\n")
         return exit_code_for(error)

@@ -50,8 +50,7 @@ from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport.base import TransportContext
-from shared.transport.instrumented import InstrumentedTransport
-from shared.transport.registry import transport_registry
+from shared.transport.instrumented import instrumented_transports
 from shared.transport.topology import read_topology
 from shared.types.worker_info import WorkerInfo
 
@@ -331,11 +330,13 @@ class _Parts:
             guard=AddressGuard(config.worker_networks),
         )
         context = TransportContext(model=self.model, incarnation=app.incarnation, tls=tls)
-        metrics, known = TransferMetrics(app.registry), transport_registry()
-        self.transports = {
-            name: InstrumentedTransport(known.get(name)(context), metrics)
-            for name in config.transports
-        }
+        chosen = instrumented_transports(
+            config.transports,
+            required=config.require_transport,
+            context=context,
+            metrics=TransferMetrics(app.registry),
+        )
+        self.transports = chosen.opened
         self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), app=app))
         self.info = WorkerInfo(
             role="prefill",
@@ -348,7 +349,8 @@ class _Parts:
             device=config.device,
             attention_backend=attention.backend.name,
             rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
-            transports=tuple(self.transports),
+            transports=chosen.names,
+            rejected_transports=tuple(each.text for each in chosen.rejected),
             profile=loaded.profile.label,
             methods_hash=loaded.profile.methods_hash,
             topology=read_topology(config.device),

@@ -65,7 +65,9 @@ class PrefillConfig:
     queue_tokens: int = 65536
     """Prompt tokens that may wait; more are turned away with queue_full."""
     transports: tuple[str, ...] = ("grpc",)
-    """Transports this worker may use, best first."""
+    """Transports this worker may use, best first: nixl (extra nixl) and grpc."""
+    require_transport: str = ""
+    """Use only this transport and do not start without it; empty takes all that work."""
     reserve_wait_s: float = 10.0
     """Longest seconds a prompt asks busy decode workers for room before it is turned away."""
     rpc_timeout_s: float = 10.0

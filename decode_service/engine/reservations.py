@@ -126,15 +126,18 @@ class ReservationTable:
         """
         self._alive(self._writable(slot, generation))
 
-    def writer_closed(self, slot: int, generation: int, *, clean: bool) -> None:
-        """The push stream is over; a broken one ends the handoff."""
+    def writer_closed(
+        self, slot: int, generation: int, *, clean: bool, drained: bool = True
+    ) -> None:
+        """The push is over; a broken one ends the handoff, an undrained one still bars its slot."""
         if self._quarantine.holds(slot, generation):
-            self._quarantine.end(slot)
+            if drained:
+                self._quarantine.end(slot)
             return
         granted = self._by_slot.get(slot)
         if granted is None or granted.lease.generation != generation:
             return
-        granted.writer_active = False
+        granted.writer_active = not drained
         if granted.state not in OPEN_TO_WRITES:
             return
         if not clean:
@@ -209,11 +212,7 @@ class ReservationTable:
         self._release_if_over(granted)
 
     def abort(self, key: HandoffKey) -> bool:
-        """Ends a handoff that does not decode; twice is fine, and an unknown one stays ended.
-
-        Returns:
-            Whether no write is or can be outstanding.
-        """
+        """Ends a handoff that does not decode, or an unknown one; says if no write can be left."""
         granted = self._live.get(key)
         if granted is None:
             if self._late(key) is None:

@@ -5,7 +5,6 @@ Every check that fails has a named reason. Shapes: R rows of a position map.
 
 import hashlib
 import struct
-import zlib
 from collections.abc import Sequence
 from enum import Enum
 
@@ -15,6 +14,7 @@ from decode_service.engine.handoffs import ReserveSpec
 from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.sparsity.layouts import KvLayout
 from shared.errors import InvalidRequestError, ManifestError
+from shared.kv.checksum import crc32
 from shared.kv.slab_layout import SlabLayout
 from shared.types.kv_manifest import KvManifest, PositionKind, Segment, SegmentKind
 from shared.types.model_identity import ModelIdentity
@@ -90,7 +90,7 @@ class ManifestVerifier:
             ManifestError: with the reason as its `param`.
         """
         for segment in manifest.segments:
-            if zlib.crc32(bytes_of(segment, slab)) != segment.crc32:
+            if crc32(bytes_of(segment, slab)) != segment.crc32:
                 raise rejected(
                     RejectReason.CHECKSUM,
                     f"{segment.kind.value} segment {segment.index} at byte {segment.offset} "

@@ -49,6 +49,7 @@ class ControlClient:
             free_pages=load.free_pages,
             total_pages=load.total_pages,
             transports=tuple(info.transports),
+            rejected_transports=tuple(info.rejected_transports),
             device=info.device,
             methods_hash=info.methods_hash,
             host=info.host,

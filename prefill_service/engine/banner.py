@@ -26,6 +26,7 @@ def banner(info: WorkerInfo, profile: ModelProfile) -> dict[str, object]:
         "kv_select": pruning.kv_select.value,
         "bypass_below": pruning.bypass_below,
         "transports": list(info.transports),
+        "rejected_transports": list(info.rejected_transports),
     }
 
 

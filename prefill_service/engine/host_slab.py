@@ -6,7 +6,6 @@ Shapes: N slots, G KV heads, D head size, R rows of a layout.
 """
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -14,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from shared.errors import InternalError
+from shared.kv.checksum import crc32
 from shared.kv.geometry import KvGeometry
 from shared.kv.slab_layout import SlabLayout
 from shared.types.kv_manifest import Segment, SegmentKind
@@ -160,7 +160,7 @@ class HostSlab:
 
     def _checksum(self, segment: Segment) -> None:
         data = self._view[segment.offset : segment.offset + segment.length]
-        self._checksums[segment.offset] = self._executor.submit(zlib.crc32, data)
+        self._checksums[segment.offset] = self._executor.submit(crc32, data)
 
     def _publish(self, *ranges: tuple[int, int]) -> None:
         self._loop.call_soon_threadsafe(self._published, ranges)

@@ -37,6 +37,8 @@ class WorkerCard:
     """KV pages in all; 0 where they are not told."""
     transports: tuple[str, ...] = ()
     """KV transports, best first."""
+    rejected_transports: tuple[str, ...] = ()
+    """`name: reason` of each that was wanted and does not work there."""
     device: str = "cpu"
     """cpu, cuda:0 and so on."""
     methods_hash: str = ""
@@ -59,6 +61,7 @@ class WorkerCard:
             model=info.model,
             max_model_len=info.max_model_len,
             transports=info.transports,
+            rejected_transports=info.rejected_transports,
             device=info.device,
             methods_hash=info.methods_hash,
             host=info.topology.host,
@@ -81,7 +84,7 @@ class WorkerCard:
             raw = json.loads(text)
             values = _known_values(cls, raw)
             values["model"] = ModelIdentity(**_known_values(ModelIdentity, raw["model"]))
-            for names in ("transports", "nvlink_peers"):
+            for names in ("transports", "rejected_transports", "nvlink_peers"):
                 values[names] = tuple(str(name) for name in values.get(names, ()))
             return cls(**values)
         except (ValueError, TypeError, KeyError) as error:

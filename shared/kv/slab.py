@@ -105,6 +105,15 @@ class Slab:
         """
         return self._window(slot, generation, offset, length)
 
+    def lease(self, slot: int, generation: int) -> SlabLease:
+        """The lease of this name, for writers that go past `write`.
+
+        Raises:
+            StaleWriteError: it ended, or is in quarantine.
+        """
+        self._window(slot, generation, 0, 0)
+        return self._held[slot].lease
+
     def is_writable(self, slot: int, generation: int) -> bool:
         """Whether the lease is held and not in quarantine."""
         held = self._held.get(slot)

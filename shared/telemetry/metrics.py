@@ -224,6 +224,15 @@ class HandoffFailureMetrics:
         self.transfer_failures = Counter(
             "tandem_transfer_failures", "Handoffs that failed", ["reason"], registry=registry
         )
+        self.transport_info = Gauge(
+            "tandem_transport_info", "1 for each transport in use", ["transport"], registry=registry
+        )
+        self.transport_rejected = Gauge(
+            "tandem_transport_rejected",
+            "1 for each transport that the settings name and that does not work here",
+            ["transport", "reason"],
+            registry=registry,
+        )
 
 
 class TransferMetrics(HandoffFailureMetrics):
@@ -247,9 +256,6 @@ class TransferMetrics(HandoffFailureMetrics):
             ["transport"],
             buckets=GBPS_BUCKETS,
             registry=registry,
-        )
-        self.transport_info = Gauge(
-            "tandem_transport_info", "1 for each transport in use", ["transport"], registry=registry
         )
 
 

@@ -143,6 +143,48 @@ class SlabWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlabWindow:
+    """Where a lease lies in the slab."""
+
+    offset: int
+    """Its first byte."""
+    nbytes: int
+    """Its bytes."""
+
+
+class DirectLanding(Protocol):
+    """What a receiver asks about bytes that a peer writes into the slab itself.
+
+    Such a peer cannot be stopped in the middle of a write. So a lease's bytes may not serve anybody
+    else before `writer_closed` said that the peer is still, or a time has passed in which it must
+    have died.
+    """
+
+    def authorize(self, slot: int, generation: int, *, token: bytes) -> None:
+        """See `SlabWriter.authorize`."""
+
+    def window(self, slot: int, generation: int) -> SlabWindow:
+        """Opens a lease to writes and says where it lies.
+
+        Raises:
+            StaleWriteError: the lease is over.
+        """
+
+    def landed(self, *, slot: int, generation: int, offset: int, length: int) -> memoryview:
+        """Renews the lease of a chunk that was written, and shows the chunk.
+
+        Raises:
+            StaleWriteError: the lease is over, or the chunk leaves it.
+        """
+
+    def heartbeat(self, slot: int, generation: int) -> None:
+        """See `SlabWriter.heartbeat`."""
+
+    def writer_closed(self, slot: int, generation: int, *, clean: bool, drained: bool) -> None:
+        """A peer stopped: cleanly or not, and known to be still (drained) or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEndpoint:
     """A receiver in this process."""
 

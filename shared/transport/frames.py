@@ -5,11 +5,11 @@ reading one copies nothing.
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
 from shared.errors import TransportError
+from shared.kv.checksum import crc32
 from shared.transport.base import MAX_CHUNK_BYTES
 
 PROTOCOL_VERSION = 1
@@ -66,8 +66,8 @@ def encode_frame(
 ) -> bytes:
     """A serialised PushRequest."""
     length = len(payload)
-    crc = zlib.crc32(payload)
-    header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, slot, crc, generation, offset, length)
+    total = crc32(payload)
+    header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, slot, total, generation, offset, length)
     return b"".join((_prefix(HEADER_BYTES + length), header, payload))
 
 
@@ -93,7 +93,7 @@ def decode_frame(message: bytes) -> Frame:
             f"{len(payload)} payload bytes where the header says {length} "
             f"and {MAX_CHUNK_BYTES} are allowed"
         )
-    if zlib.crc32(payload) != crc:
+    if crc32(payload) != crc:
         raise _refused("the checksum of the payload is wrong")
     try:
         known_kind = FrameKind(kind)

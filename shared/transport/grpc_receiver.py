@@ -3,6 +3,8 @@
 Refusals are raised; the server's interceptors make statuses of them.
 """
 
+from collections.abc import Sequence
+
 import grpc
 import grpc.aio
 
@@ -10,15 +12,13 @@ from protos.tandem.v1 import transfer_pb2
 from shared.errors import StaleWriteError, TandemError, TransportError
 from shared.transport.base import DEFAULT_CREDITS, MAX_CHUNK_BYTES, SlabWriter
 from shared.transport.frames import Frame, FrameKind, decode_frame
-from shared.transport.hello import Peer, check_peer
+from shared.transport.greeting import token_of
+from shared.transport.hello import DirectOffer, Peer, check_peer
 from shared.wire.errors import error_to_pb
 from shared.wire.identity import identity_from_pb, identity_to_pb
 
 SERVICE_NAME = transfer_pb2.DESCRIPTOR.services_by_name["TransferService"].full_name
 """Full name of the service, for health and reflection."""
-
-TOKEN_KEY = "tandem-handoff-token-bin"  # noqa: S105  a metadata key, not a secret
-"""Metadata of a push that carries the grant's token."""
 
 _PushContext = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -30,11 +30,20 @@ class TransferReceiver:
         writer: where chunks go.
         own: this side.
         credit_window: frames a sender may have unanswered.
+        direct: other transports that this worker takes, told in Hello.
     """
 
-    def __init__(self, writer: SlabWriter, own: Peer, *, credit_window: int) -> None:
+    def __init__(
+        self,
+        writer: SlabWriter,
+        own: Peer,
+        *,
+        credit_window: int,
+        direct: Sequence[DirectOffer] = (),
+    ) -> None:
         self._writer = writer
         self._own = own
+        self._direct = tuple(direct)
         self._credit_window = credit_window
         # Half a window at a time: as good as one by one for the sender, and fewer calls.
         self._answer_every = max(1, credit_window // 2)
@@ -57,11 +66,15 @@ class TransferReceiver:
             incarnation=self._own.incarnation,
             credits=self._credit_window,
             max_chunk_bytes=MAX_CHUNK_BYTES,
+            direct=[
+                transfer_pb2.DirectTransport(name=offer.name, fingerprint=offer.fingerprint)
+                for offer in self._direct
+            ],
         )
 
     async def push(self, _requests: object, context: _PushContext) -> None:
         """Takes one stream of frames."""
-        token = _token_of(context)
+        token = token_of(context)
         lease: tuple[int, int] | None = None
         clean = False
         written = 0
@@ -119,6 +132,7 @@ def add_transfer_service(
     writer: SlabWriter,
     own: Peer,
     credit_window: int = DEFAULT_CREDITS,
+    direct: Sequence[DirectOffer] = (),
 ) -> None:
     """Adds Hello and Push to a server.
 
@@ -127,8 +141,9 @@ def add_transfer_service(
         writer: where chunks go.
         own: this side's model and incarnation.
         credit_window: frames a sender may have unanswered.
+        direct: other transports that this worker takes, told in Hello.
     """
-    receiver = TransferReceiver(writer, own, credit_window=credit_window)
+    receiver = TransferReceiver(writer, own, credit_window=credit_window, direct=direct)
     handlers = {
         "Hello": grpc.unary_unary_rpc_method_handler(
             receiver.hello,
@@ -138,13 +153,6 @@ def add_transfer_service(
         "Push": grpc.stream_stream_rpc_method_handler(receiver.push),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
-
-
-def _token_of(context: _PushContext) -> bytes:
-    for key, value in context.invocation_metadata() or ():
-        if key == TOKEN_KEY and isinstance(value, bytes):
-            return value
-    return b""
 
 
 def _answer(

@@ -19,7 +19,6 @@ from shared.errors import (
     TransportError,
 )
 from shared.rpc.channel_pool import ChannelPool
-from shared.rpc.status import error_from_rpc
 from shared.transport.base import (
     HEARTBEATS_PER_LEASE,
     MAX_CHUNK_BYTES,
@@ -30,18 +29,13 @@ from shared.transport.base import (
     TransportContext,
 )
 from shared.transport.frames import FrameKind, encode_frame
-from shared.transport.grpc_receiver import TOKEN_KEY
-from shared.transport.hello import Peer, check_peer
-from shared.wire.identity import identity_from_pb, identity_to_pb
+from shared.transport.greeting import say_hello, token_metadata, transfer_error
+from shared.transport.hello import Peer
 
 NAME = "grpc"
 """Name in grants, cards and metrics."""
 
-_HELLO_METHOD = "/tandem.v1.TransferService/Hello"
-
 _PUSH_METHOD = "/tandem.v1.TransferService/Push"
-
-_CONNECT_SECONDS = 3.0
 
 _SHORTEST_HEARTBEAT_SECONDS = 0.02
 
@@ -85,33 +79,14 @@ class GrpcTransport:
             TransportError: unreachable, restarted since the grant, or another model or protocol.
         """
         channel = self._channels.get(address)
-        hello = channel.unary_unary(
-            _HELLO_METHOD,
-            request_serializer=transfer_pb2.HelloRequest.SerializeToString,
-            response_deserializer=transfer_pb2.HelloResponse.FromString,
-        )
-        request = transfer_pb2.HelloRequest(
-            protocol=self._own.protocol,
-            model=identity_to_pb(self._own.model),
-            incarnation=self._own.incarnation,
-        )
-        try:
-            answer = await hello(request, timeout=_CONNECT_SECONDS, wait_for_ready=True)
-        except grpc.aio.AioRpcError as error:
-            raise _transfer_error(error, address) from error
-        peer = Peer(
-            model=identity_from_pb(answer.model),
-            incarnation=answer.incarnation,
-            protocol=answer.protocol,
-        )
-        check_peer(self._own, peer, expected_incarnation=grant.incarnation)
+        answer = await say_hello(channel, address=address, own=self._own, grant=grant)
         if answer.max_chunk_bytes < self.chunk_bytes or answer.credits < 1:
             raise TransportError(
                 f"{address} takes frames of {answer.max_chunk_bytes} bytes and gives "
                 f"{answer.credits} credits: its settings do not fit; lower chunk_bytes here"
             )
-        metadata = ((TOKEN_KEY, grant.token),)
-        return channel.stream_stream(_PUSH_METHOD)(metadata=metadata), answer.credits
+        call: _PushCall = channel.stream_stream(_PUSH_METHOD)(metadata=token_metadata(grant))
+        return call, answer.credits
 
 
 class GrpcSender:
@@ -245,7 +220,7 @@ class GrpcSender:
                     self._drained = self._drained or answer.drained
                     self._changed.notify_all()
         except grpc.aio.AioRpcError as error:
-            await self._fail(_transfer_error(error, self._address))
+            await self._fail(transfer_error(error, self._address))
         except asyncio.CancelledError:
             await self._fail(
                 TransportError("the transfer was cancelled while it wrote; start a new attempt")
@@ -279,14 +254,3 @@ class GrpcSender:
                     return  # the reading task holds the reason, the next write raises it
             seen = self._frames_sent
             await asyncio.sleep(period)
-
-
-def _transfer_error(error: grpc.aio.AioRpcError, address: str) -> TandemError:
-    """What a failed call means for the handoff; a named refusal stays what it is."""
-    meaning = error_from_rpc(error)
-    if isinstance(meaning, HandoffError):
-        return meaning
-    return TransportError(
-        f"the transfer to {address} broke off ({error.code().name}: {meaning.message}): the worker "
-        "died, restarted or cannot be reached; start a new attempt, on another worker if it recurs"
-    )

@@ -19,6 +19,16 @@ class Peer:
     """Version of its frame format."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectOffer:
+    """A transport that writes into the slab itself, as its receiver offers it."""
+
+    name: str
+    """Name of the transport."""
+    fingerprint: str
+    """Hash of what both ends must have alike, read before anything else of it."""
+
+
 def check_peer(own: Peer, other: Peer, *, expected_incarnation: str = "") -> None:
     """Compares two ends.
 

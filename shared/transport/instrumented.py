@@ -1,8 +1,56 @@
 """Metrics around any transport, so that no transport counts by itself."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
 from shared.errors import HandoffError
-from shared.telemetry.metrics import TransferMetrics
-from shared.transport.base import Grant, KvSender, KvTransport, TransferStats
+from shared.telemetry.metrics import HandoffFailureMetrics, TransferMetrics
+from shared.transport.base import (
+    Grant,
+    KvSender,
+    KvTransport,
+    TransferStats,
+    TransportContext,
+)
+from shared.transport.choice import ChosenTransports, open_transports
+from shared.transport.registry import transport_registry
+
+_log = structlog.get_logger(__name__)
+
+
+def note_transports(chosen: ChosenTransports[Any], metrics: HandoffFailureMetrics) -> None:
+    """Shows in metrics and log what a worker can use, and why not the rest."""
+    for name in chosen.names:
+        metrics.transport_info.labels(name).set(1)
+    for each in chosen.rejected:
+        metrics.transport_rejected.labels(each.name, each.code).set(1)
+        _log.warning("a transport does not work here", transport=each.name, reason=each.reason)
+
+
+def instrumented_transports(
+    wanted: Sequence[str], *, required: str, context: TransportContext, metrics: TransferMetrics
+) -> "ChosenTransports[InstrumentedTransport]":
+    """Opens the transports of a sending worker, counted, and shows which those are.
+
+    Args:
+        wanted: their names, best first.
+        required: use only this one; empty: all that are wanted.
+        context: this side.
+        metrics: where to count.
+
+    Raises:
+        ConfigError: see `open_transports`.
+    """
+    known = transport_registry()
+    chosen = open_transports(
+        wanted,
+        required=required,
+        open_one=lambda name: InstrumentedTransport(known.get(name)(context), metrics),
+    )
+    note_transports(chosen, metrics)
+    return chosen
 
 
 class InstrumentedTransport:
@@ -16,7 +64,6 @@ class InstrumentedTransport:
     def __init__(self, inner: KvTransport, metrics: TransferMetrics) -> None:
         self._inner = inner
         self._metrics = metrics
-        metrics.transport_info.labels(inner.name).set(1)
 
     @property
     def name(self) -> str:

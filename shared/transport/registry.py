@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from shared.errors import TransportError
 from shared.registry.registry import Registry
-from shared.transport import grpc_stream, loopback
+from shared.transport import grpc_stream, loopback, nixl, nixl_wire
 from shared.transport.base import KvTransport, TransportContext
 
 TransportFactory = Callable[[TransportContext], KvTransport]
@@ -15,6 +15,7 @@ def transport_registry() -> Registry[TransportFactory]:
     """All transports, best first."""
     registry: Registry[TransportFactory] = Registry("transport")
     registry.register(loopback.NAME, loopback.LoopbackTransport)
+    registry.register(nixl_wire.NAME, nixl.NixlTransport)
     registry.register(grpc_stream.NAME, grpc_stream.GrpcTransport)
     return registry
 

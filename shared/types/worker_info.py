@@ -38,3 +38,5 @@ class WorkerInfo:
     """Changes with the pruning and page selection of the profile."""
     topology: Topology
     """Where its memory is."""
+    rejected_transports: tuple[str, ...] = ()
+    """`name: reason` of every transport that its settings name and that does not work there."""

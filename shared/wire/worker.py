@@ -22,6 +22,7 @@ def worker_info_to_pb(info: WorkerInfo) -> control_pb2.GetInfoResponse:
         attention_backend=info.attention_backend,
         rejected_backends=info.rejected_backends,
         transports=info.transports,
+        rejected_transports=info.rejected_transports,
         profile=info.profile,
         methods_hash=info.methods_hash,
         host=info.topology.host,

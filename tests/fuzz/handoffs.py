@@ -9,7 +9,7 @@ import grpc.aio
 from protos.tandem.v1 import common_pb2, decode_pb2, prefill_pb2, prefill_pb2_grpc
 from shared.rpc.channel import open_channel
 from shared.transport.frames import FrameKind, encode_frame
-from shared.transport.grpc_receiver import TOKEN_KEY
+from shared.transport.greeting import TOKEN_KEY
 from shared.types.handoff import HandoffKey
 from shared.types.model_identity import ModelIdentity
 from shared.wire.manifest import manifest_to_pb

@@ -170,12 +170,13 @@ class TableModel(RuleBasedStateMachine):
         slot.state, slot.writer, slot.deadline = "streaming", True, self.now + LEASE
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), clean=st.booleans())
-    def writer_closed(self, data: st.DataObject, clean: bool) -> None:
+    @rule(data=st.data(), clean=st.booleans(), still=st.booleans())
+    def writer_closed(self, data: st.DataObject, clean: bool, still: bool) -> None:
+        """A writer that did not end cleanly may be still or not; the other kinds are."""
         key = data.draw(st.sampled_from(sorted(self.live)))
-        slot = self.live[key]
-        self.parts.table.writer_closed(*slot.lease, clean=clean)
-        slot.writer = False
+        slot, drained = self.live[key], clean or still
+        self.parts.table.writer_closed(*slot.lease, clean=clean, drained=drained)
+        slot.writer = not drained
         if slot.state not in {"reserved", "streaming"}:
             return
         if clean:
@@ -191,6 +192,8 @@ class TableModel(RuleBasedStateMachine):
             self.parts.table.write(
                 slot=lease[0], generation=lease[1], offset=0, data=memoryview(b"late")
             )
+        self.parts.table.writer_closed(*lease, clean=False, drained=False)
+        assert self.parts.table.num_quarantined == len(self.quarantined), "it may still write"
         self.parts.table.writer_closed(*lease, clean=clean)
         del self.quarantined[lease]
 

@@ -1,17 +1,51 @@
 """A receiving side with a slab, in process or behind a real gRPC server, for transport tests."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from shared.errors import StaleWriteError
+import pytest
+
+from shared.errors import ConfigError, StaleWriteError
 from shared.kv.slab import Slab, SlabLease
 from shared.rpc.server import RpcServer, build_server
-from shared.transport.base import Grant, KvTransport, LocalEndpoint, TransportContext
+from shared.transport.base import (
+    Grant,
+    KvTransport,
+    LocalEndpoint,
+    SlabWindow,
+    TransportContext,
+)
 from shared.transport.grpc_receiver import SERVICE_NAME, add_transfer_service
 from shared.transport.hello import Peer
+from shared.transport.nixl_library import load_nixl
+from shared.transport.nixl_receiver import NixlReceiver, add_nixl_service
 from shared.transport.registry import transport_registry
 from shared.types.model_identity import ModelIdentity
+
+COPYING = ("loopback", "grpc")
+"""Transports whose receiver copies each chunk, and can refuse it."""
+
+
+def nixl_missing() -> str:
+    """Why NIXL cannot be tried here; empty when it can."""
+    try:
+        load_nixl()
+    except ConfigError as error:
+        return error.message
+    return ""
+
+
+needs_nixl = pytest.mark.skipif(bool(nixl_missing()), reason=f"no NIXL: {nixl_missing()}")
+
+
+def each_transport(*, without: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """Runs a test for every registered transport that works here."""
+    names = [name for name in transport_registry().names() if name not in without]
+    return pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=[needs_nixl] if n == "nixl" else []) for n in names]
+    )
+
 
 MODEL = ModelIdentity(
     name="tiny",
@@ -35,6 +69,7 @@ class RecordingWriter:
     slab: Slab
     heartbeats: int = 0
     closed: list[bool] = field(default_factory=list)
+    drained: list[bool] = field(default_factory=list)
     before_write: Callable[[], None] | None = None
 
     def write(self, *, slot: int, generation: int, offset: int, data: memoryview) -> None:
@@ -51,8 +86,20 @@ class RecordingWriter:
         self.slab.view(slot, generation, 0, 0)
         self.heartbeats += 1
 
-    def writer_closed(self, slot: int, generation: int, *, clean: bool) -> None:
+    def window(self, slot: int, generation: int) -> SlabWindow:
+        lease = self.slab.lease(slot, generation)
+        return SlabWindow(offset=lease.offset, nbytes=lease.nbytes)
+
+    def landed(self, *, slot: int, generation: int, offset: int, length: int) -> memoryview:
+        if self.before_write is not None:
+            self.before_write()
+        return self.slab.view(slot, generation, offset, length)
+
+    def writer_closed(
+        self, slot: int, generation: int, *, clean: bool, drained: bool = True
+    ) -> None:
         self.closed.append(clean)
+        self.drained.append(drained)
 
 
 @dataclass
@@ -64,6 +111,7 @@ class Receiver:
     address: str
     transport: KvTransport
     server: RpcServer | None = None
+    direct: NixlReceiver | None = None
 
     def grant(self, nbytes: int, *, lease_ms: int = 30_000) -> tuple[SlabLease, Grant]:
         lease = self.slab.reserve(nbytes)
@@ -89,10 +137,15 @@ async def receiver(
     writer = RecordingWriter(slab)
     server: RpcServer | None = None
     address = "here"
-    if name == "grpc":
+    direct: NixlReceiver | None = None
+    if name != "loopback":
         server = build_server(host="127.0.0.1", port=0, service_names=[SERVICE_NAME])
         own = Peer(model=MODEL, incarnation=INCARNATION)
-        add_transfer_service(server.server, writer=writer, own=own)
+        if name == "nixl":
+            direct = NixlReceiver(slab.memory, writer)
+            add_nixl_service(server.server, direct)
+        offers = [] if direct is None else [direct.offer]
+        add_transfer_service(server.server, writer=writer, own=own, direct=offers)
         await server.start()
         address = server.address
     endpoint = LocalEndpoint(writer=writer, model=MODEL, incarnation=INCARNATION)
@@ -101,8 +154,10 @@ async def receiver(
     )
     transport = transport_registry().get(name)(context)
     try:
-        yield Receiver(slab, writer, address, transport, server)
+        yield Receiver(slab, writer, address, transport, server, direct)
     finally:
         await transport.close()
         if server is not None:
             await server.stop()
+        if direct is not None:
+            await direct.close()

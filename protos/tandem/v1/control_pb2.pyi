@@ -87,6 +87,7 @@ class GetInfoResponse(_message.Message):
     GPU_FIELD_NUMBER: _builtins.int
     NVLINK_PEERS_FIELD_NUMBER: _builtins.int
     METHODS_HASH_FIELD_NUMBER: _builtins.int
+    REJECTED_TRANSPORTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id."""
     incarnation: _builtins.str
@@ -129,6 +130,10 @@ class GetInfoResponse(_message.Message):
     def nvlink_peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """UUIDs of the GPUs that NVLink joins with its own, as far as its transports know."""
 
+    @_builtins.property
+    def rejected_transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Every transport that its settings name and that does not work there, as `name: reason`."""
+
     def __init__(
         self,
         *,
@@ -148,10 +153,11 @@ class GetInfoResponse(_message.Message):
         gpu: _builtins.str = ...,
         nvlink_peers: _abc.Iterable[_builtins.str] | None = ...,
         methods_hash: _builtins.str = ...,
+        rejected_transports: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "gpu", b"gpu", "host", b"host", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "methods_hash", b"methods_hash", "model", b"model", "nvlink_peers", b"nvlink_peers", "profile", b"profile", "rejected_backends", b"rejected_backends", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "gpu", b"gpu", "host", b"host", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "methods_hash", b"methods_hash", "model", b"model", "nvlink_peers", b"nvlink_peers", "profile", b"profile", "rejected_backends", b"rejected_backends", "rejected_transports", b"rejected_transports", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,8 +3,10 @@
 isort:skip_file
 The data plane: bytes of KV caches between a prefill and a decode worker."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from protos.tandem.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -60,6 +62,7 @@ class HelloResponse(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     CREDITS_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Version of the frame format."""
     incarnation: _builtins.str
@@ -72,6 +75,10 @@ class HelloResponse(_message.Message):
     def model(self) -> _common_pb2.ModelIdentity:
         """The worker's model."""
 
+    @_builtins.property
+    def direct(self) -> _containers.RepeatedCompositeFieldContainer[Global___DirectTransport]:
+        """Transports that write into the slab directly."""
+
     def __init__(
         self,
         *,
@@ -80,14 +87,41 @@ class HelloResponse(_message.Message):
         incarnation: _builtins.str = ...,
         credits: _builtins.int = ...,
         max_chunk_bytes: _builtins.int = ...,
+        direct: _abc.Iterable[Global___DirectTransport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "incarnation", b"incarnation", "max_chunk_bytes", b"max_chunk_bytes", "model", b"model", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "direct", b"direct", "incarnation", b"incarnation", "max_chunk_bytes", b"max_chunk_bytes", "model", b"model", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HelloResponse: _TypeAlias = HelloResponse  # noqa: Y015
+
+@_typing.final
+class DirectTransport(_message.Message):
+    """A transport that writes into the slab directly."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    fingerprint: _builtins.str
+    """Hash of everything that both ends must have alike; compared before anything else of the transport is read."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectTransport: _TypeAlias = DirectTransport  # noqa: Y015
 
 @_typing.final
 class PushRequest(_message.Message):
@@ -151,3 +185,328 @@ class PushResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PushResponse: _TypeAlias = PushResponse  # noqa: Y015
+
+@_typing.final
+class AttachRequest(_message.Message):
+    """Who wants to write directly."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    transport: _builtins.str
+    """Name of the transport."""
+    fingerprint: _builtins.str
+    """The caller's fingerprint of it."""
+    slot: _builtins.int
+    """A slot that was granted to the caller."""
+    generation: _builtins.int
+    """Generation of that slot."""
+    def __init__(
+        self,
+        *,
+        transport: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+        slot: _builtins.int = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "generation", b"generation", "slot", b"slot", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class AttachResponse(_message.Message):
+    """How to reach the landing memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METADATA_FIELD_NUMBER: _builtins.int
+    metadata: _builtins.bytes
+    """Opaque to all but the transport."""
+    def __init__(
+        self,
+        *,
+        metadata: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class LaneRequest(_message.Message):
+    """A message of the sender."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> Global___LaneOpen:
+        """Opens the lane; first message."""
+
+    @_builtins.property
+    def heartbeat(self) -> Global___LaneHeartbeat:
+        """Renews the lease."""
+
+    @_builtins.property
+    def end(self) -> Global___LaneEnd:
+        """Everything was written; last message of a transfer that succeeds."""
+
+    @_builtins.property
+    def drained(self) -> Global___LaneDrained:
+        """The transfer was given up, and nothing of it is under way any more; last message."""
+
+    def __init__(
+        self,
+        *,
+        open: Global___LaneOpen | None = ...,
+        heartbeat: Global___LaneHeartbeat | None = ...,
+        end: Global___LaneEnd | None = ...,
+        drained: Global___LaneDrained | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "end", b"end", "event", b"event", "heartbeat", b"heartbeat", "open", b"open"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "end", b"end", "event", b"event", "heartbeat", b"heartbeat", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "heartbeat", "end", "drained"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___LaneRequest: _TypeAlias = LaneRequest  # noqa: Y015
+
+@_typing.final
+class LaneOpen(_message.Message):
+    """Names the lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    transport: _builtins.str
+    """Name of the transport."""
+    slot: _builtins.int
+    """Slot of the slab."""
+    generation: _builtins.int
+    """Generation of the slot."""
+    def __init__(
+        self,
+        *,
+        transport: _builtins.str = ...,
+        slot: _builtins.int = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "slot", b"slot", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneOpen: _TypeAlias = LaneOpen  # noqa: Y015
+
+@_typing.final
+class LaneHeartbeat(_message.Message):
+    """The sender lives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Counts up; comes back in the answer, which proves how old the renewal is."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneHeartbeat: _TypeAlias = LaneHeartbeat  # noqa: Y015
+
+@_typing.final
+class LaneEnd(_message.Message):
+    """The sender's count of what it wrote."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    chunks: _builtins.int
+    """Chunks written."""
+    bytes: _builtins.int
+    """Their bytes."""
+    def __init__(
+        self,
+        *,
+        chunks: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "chunks", b"chunks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneEnd: _TypeAlias = LaneEnd  # noqa: Y015
+
+@_typing.final
+class LaneDrained(_message.Message):
+    """The sender's side is still."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneDrained: _TypeAlias = LaneDrained  # noqa: Y015
+
+@_typing.final
+class LaneResponse(_message.Message):
+    """A message of the receiver."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPENED_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def opened(self) -> Global___LaneOpened:
+        """The lane is open; first message."""
+
+    @_builtins.property
+    def progress(self) -> Global___LaneProgress:
+        """Chunks landed, or a heartbeat was heard."""
+
+    @_builtins.property
+    def done(self) -> Global___LaneDone:
+        """Everything that was written is in the slab; last message of a transfer that succeeds."""
+
+    @_builtins.property
+    def refused(self) -> _common_pb2.ErrorDetail:
+        """The lane is refused: the sender stops, and says when nothing is under way."""
+
+    def __init__(
+        self,
+        *,
+        opened: Global___LaneOpened | None = ...,
+        progress: Global___LaneProgress | None = ...,
+        done: Global___LaneDone | None = ...,
+        refused: _common_pb2.ErrorDetail | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "opened", b"opened", "progress", b"progress", "refused", b"refused"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "opened", b"opened", "progress", b"progress", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "progress", "done", "refused"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___LaneResponse: _TypeAlias = LaneResponse  # noqa: Y015
+
+@_typing.final
+class LaneOpened(_message.Message):
+    """Where the lease lies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    CREDITS_FIELD_NUMBER: _builtins.int
+    address: _builtins.int
+    """Address of its first byte in the receiver's memory."""
+    length: _builtins.int
+    """Its bytes."""
+    key: _builtins.bytes
+    """Goes into every notice of this lane; known to nobody else."""
+    credits: _builtins.int
+    """Chunks that may be written and not yet counted."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.int = ...,
+        length: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+        credits: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "credits", b"credits", "key", b"key", "length", b"length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneOpened: _TypeAlias = LaneOpened  # noqa: Y015
+
+@_typing.final
+class LaneProgress(_message.Message):
+    """What the receiver has seen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    chunks: _builtins.int
+    """Chunks that landed and were checked."""
+    heartbeat: _builtins.int
+    """Sequence of the last heartbeat."""
+    def __init__(
+        self,
+        *,
+        chunks: _builtins.int = ...,
+        heartbeat: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "heartbeat", b"heartbeat"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneProgress: _TypeAlias = LaneProgress  # noqa: Y015
+
+@_typing.final
+class LaneDone(_message.Message):
+    """The receiver's count of what landed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    chunks: _builtins.int
+    """Chunks that landed."""
+    bytes: _builtins.int
+    """Their bytes."""
+    def __init__(
+        self,
+        *,
+        chunks: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "chunks", b"chunks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneDone: _TypeAlias = LaneDone  # noqa: Y015

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TransferServiceStub:
-    """Moves slabs over gRPC; other transports use only Hello.
+    """Moves slabs over gRPC, and arranges the transports that write into a slab directly.
     """
 
     def __init__(self, channel):
@@ -45,10 +45,20 @@ class TransferServiceStub:
                 request_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.PushRequest.SerializeToString,
                 response_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.PushResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_unary(
+                '/tandem.v1.TransferService/Attach',
+                request_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.AttachRequest.SerializeToString,
+                response_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.AttachResponse.FromString,
+                _registered_method=True)
+        self.Lane = channel.stream_stream(
+                '/tandem.v1.TransferService/Lane',
+                request_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneRequest.SerializeToString,
+                response_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneResponse.FromString,
+                _registered_method=True)
 
 
 class TransferServiceServicer:
-    """Moves slabs over gRPC; other transports use only Hello.
+    """Moves slabs over gRPC, and arranges the transports that write into a slab directly.
     """
 
     def Hello(self, request, context):
@@ -67,6 +77,22 @@ class TransferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attach(self, request, context):
+        """Describes the landing memory to a sender that will write into it directly; asked once for a pair of processes,
+        when Hello named the sender's fingerprint. A grant's token goes with the call, as with Push.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Lane(self, request_iterator, context):
+        """One handoff that is written directly: says where its lease lies, renews it, counts what landed and ends it. Its
+        bytes do not travel here. A grant's token goes with the call, as with Push.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -80,6 +106,16 @@ def add_TransferServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.PushRequest.FromString,
                     response_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.PushResponse.SerializeToString,
             ),
+            'Attach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.AttachRequest.FromString,
+                    response_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.AttachResponse.SerializeToString,
+            ),
+            'Lane': grpc.stream_stream_rpc_method_handler(
+                    servicer.Lane,
+                    request_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneRequest.FromString,
+                    response_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'tandem.v1.TransferService', rpc_method_handlers)
@@ -89,7 +125,7 @@ def add_TransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TransferService:
-    """Moves slabs over gRPC; other transports use only Hello.
+    """Moves slabs over gRPC, and arranges the transports that write into a slab directly.
     """
 
     @staticmethod
@@ -136,6 +172,60 @@ class TransferService:
             '/tandem.v1.TransferService/Push',
             protos_dot_tandem_dot_v1_dot_transfer__pb2.PushRequest.SerializeToString,
             protos_dot_tandem_dot_v1_dot_transfer__pb2.PushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.TransferService/Attach',
+            protos_dot_tandem_dot_v1_dot_transfer__pb2.AttachRequest.SerializeToString,
+            protos_dot_tandem_dot_v1_dot_transfer__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lane(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tandem.v1.TransferService/Lane',
+            protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneRequest.SerializeToString,
+            protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneResponse.FromString,
             options,
             channel_credentials,
             insecure,

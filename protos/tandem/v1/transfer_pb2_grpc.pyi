@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TransferServiceStub:
-    """Moves slabs over gRPC; other transports use only Hello."""
+    """Moves slabs over gRPC, and arranges the transports that write into a slab directly."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,10 +40,18 @@ class TransferServiceStub:
     `tandem-handoff-token-bin`, and a call without it is refused at its first frame. The frame is written and read as raw bytes: a protobuf message with
     this one field is its exact wire form, so that no copy is spent on building messages.
     """
+    Attach: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.AttachRequest, _transfer_pb2.AttachResponse]
+    """Describes the landing memory to a sender that will write into it directly; asked once for a pair of processes,
+    when Hello named the sender's fingerprint. A grant's token goes with the call, as with Push.
+    """
+    Lane: _grpc.StreamStreamMultiCallable[_transfer_pb2.LaneRequest, _transfer_pb2.LaneResponse]
+    """One handoff that is written directly: says where its lease lies, renews it, counts what landed and ends it. Its
+    bytes do not travel here. A grant's token goes with the call, as with Push.
+    """
 
 @_typing.type_check_only
 class TransferServiceAsyncStub(TransferServiceStub):
-    """Moves slabs over gRPC; other transports use only Hello."""
+    """Moves slabs over gRPC, and arranges the transports that write into a slab directly."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Hello: _aio.UnaryUnaryMultiCallable[_transfer_pb2.HelloRequest, _transfer_pb2.HelloResponse]  # type: ignore[assignment]
@@ -53,9 +61,17 @@ class TransferServiceAsyncStub(TransferServiceStub):
     `tandem-handoff-token-bin`, and a call without it is refused at its first frame. The frame is written and read as raw bytes: a protobuf message with
     this one field is its exact wire form, so that no copy is spent on building messages.
     """
+    Attach: _aio.UnaryUnaryMultiCallable[_transfer_pb2.AttachRequest, _transfer_pb2.AttachResponse]  # type: ignore[assignment]
+    """Describes the landing memory to a sender that will write into it directly; asked once for a pair of processes,
+    when Hello named the sender's fingerprint. A grant's token goes with the call, as with Push.
+    """
+    Lane: _aio.StreamStreamMultiCallable[_transfer_pb2.LaneRequest, _transfer_pb2.LaneResponse]  # type: ignore[assignment]
+    """One handoff that is written directly: says where its lease lies, renews it, counts what landed and ends it. Its
+    bytes do not travel here. A grant's token goes with the call, as with Push.
+    """
 
 class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Moves slabs over gRPC; other transports use only Hello."""
+    """Moves slabs over gRPC, and arranges the transports that write into a slab directly."""
 
     @_abc_1.abstractmethod
     def Hello(
@@ -74,6 +90,26 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         """Writes chunks into a granted slab; the grant's token goes with the call, in the metadata
         `tandem-handoff-token-bin`, and a call without it is refused at its first frame. The frame is written and read as raw bytes: a protobuf message with
         this one field is its exact wire form, so that no copy is spent on building messages.
+        """
+
+    @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request: _transfer_pb2.AttachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_transfer_pb2.AttachResponse, _abc.Awaitable[_transfer_pb2.AttachResponse]]:
+        """Describes the landing memory to a sender that will write into it directly; asked once for a pair of processes,
+        when Hello named the sender's fingerprint. A grant's token goes with the call, as with Push.
+        """
+
+    @_abc_1.abstractmethod
+    def Lane(
+        self,
+        request_iterator: _MaybeAsyncIterator[_transfer_pb2.LaneRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_transfer_pb2.LaneResponse], _abc.AsyncIterator[_transfer_pb2.LaneResponse]]:
+        """One handoff that is written directly: says where its lease lies, renews it, counts what landed and ends it. Its
+        bytes do not travel here. A grant's token goes with the call, as with Push.
         """
 
 def add_TransferServiceServicer_to_server(servicer: TransferServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -58,6 +58,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "kv_transfer_seconds",
         "kv_transfer_gbps",
         "transport_info",
+        "transport_rejected",
         "transfer_failures",
     },
     DecodeMetrics: {
@@ -81,7 +82,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "kv_lease_expired",
     },
     BuildMetrics: {"build_info", "config_info"},
-    HandoffFailureMetrics: {"transfer_failures"},
+    HandoffFailureMetrics: {"transfer_failures", "transport_info", "transport_rejected"},
     HealthMetrics: {"build_info", "config_info", "engine_last_step_age_seconds"},
 }
 

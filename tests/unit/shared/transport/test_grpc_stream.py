@@ -17,7 +17,7 @@ from shared.rpc.server import build_server
 from shared.rpc.status import error_from_rpc
 from shared.transport.base import MIN_CHUNK_BYTES, Grant, KvSender, TransportContext
 from shared.transport.frames import FrameKind, encode_frame
-from shared.transport.grpc_receiver import TOKEN_KEY
+from shared.transport.greeting import TOKEN_KEY
 from shared.transport.grpc_stream import GrpcSender, GrpcTransport
 from shared.wire.identity import identity_to_pb
 from tests.support.transfer_parts import INCARNATION, MODEL, TOKEN, Receiver, receiver

@@ -28,7 +28,6 @@ async def test_a_sealed_transfer_is_counted_once() -> None:
         assert end.bytes_of(lease) == b"x" * 100
     label = {"transport": "loopback"}
     assert stats.bytes == 100
-    assert registry.get_sample_value("tandem_transport_info", label) == 1
     assert registry.get_sample_value("tandem_kv_bytes_total", label) == 100
     assert registry.get_sample_value("tandem_kv_transfer_seconds_count", label) == 1
     assert registry.get_sample_value("tandem_kv_transfer_gbps_count", label) == 1

@@ -1,0 +1,73 @@
+"""What every transport over the network asks and shows before bytes move."""
+
+from typing import Any
+
+import grpc.aio
+
+from protos.tandem.v1 import transfer_pb2
+from shared.errors import HandoffError, TandemError, TransportError
+from shared.rpc.status import error_from_rpc
+from shared.transport.base import Grant
+from shared.transport.hello import Peer, check_peer
+from shared.wire.identity import identity_from_pb, identity_to_pb
+
+CONNECT_SECONDS = 3.0
+"""Longest wait for a peer that does not answer."""
+
+TOKEN_KEY = "tandem-handoff-token-bin"  # noqa: S105  a metadata key, not a secret
+"""Metadata of a call that shows a grant's token."""
+
+_HELLO_METHOD = "/tandem.v1.TransferService/Hello"
+
+
+async def say_hello(
+    channel: grpc.aio.Channel, *, address: str, own: Peer, grant: Grant
+) -> transfer_pb2.HelloResponse:
+    """Compares both sides.
+
+    Raises:
+        TransportError: unreachable, restarted since the grant, or another model or protocol.
+    """
+    hello = channel.unary_unary(
+        _HELLO_METHOD,
+        request_serializer=transfer_pb2.HelloRequest.SerializeToString,
+        response_deserializer=transfer_pb2.HelloResponse.FromString,
+    )
+    request = transfer_pb2.HelloRequest(
+        protocol=own.protocol, model=identity_to_pb(own.model), incarnation=own.incarnation
+    )
+    try:
+        answer = await hello(request, timeout=CONNECT_SECONDS, wait_for_ready=True)
+    except grpc.aio.AioRpcError as error:
+        raise transfer_error(error, address) from error
+    peer = Peer(
+        model=identity_from_pb(answer.model),
+        incarnation=answer.incarnation,
+        protocol=answer.protocol,
+    )
+    check_peer(own, peer, expected_incarnation=grant.incarnation)
+    return answer
+
+
+def token_metadata(grant: Grant) -> tuple[tuple[str, bytes], ...]:
+    """Metadata of a call that names a granted slot."""
+    return ((TOKEN_KEY, grant.token),)
+
+
+def token_of(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    """The token that a call shows; empty when it shows none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == TOKEN_KEY and isinstance(value, bytes):
+            return value
+    return b""
+
+
+def transfer_error(error: grpc.aio.AioRpcError, address: str) -> TandemError:
+    """What a failed call means for the handoff; a named refusal stays what it is."""
+    meaning = error_from_rpc(error)
+    if isinstance(meaning, HandoffError):
+        return meaning
+    return TransportError(
+        f"the transfer to {address} broke off ({error.code().name}: {meaning.message}): the worker "
+        "died, restarted or cannot be reached; start a new attempt, on another worker if it recurs"
+    )

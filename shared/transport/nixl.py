@@ -1,0 +1,176 @@
+"""The NIXL transport: chunks are written straight into the decode worker's slab.
+
+The bytes go by NVIDIA's NIXL (shared memory, TCP, RDMA); a gRPC stream beside them, the lane, says
+where the lease lies, renews it and counts what landed. The receiver cannot refuse a write that is
+on its way, so this side stops by itself: it writes only inside the lease, only while it knows the
+lease to be alive, and tells when nothing is under way any more.
+"""
+
+import asyncio
+import mmap
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc.aio
+
+from protos.tandem.v1 import transfer_pb2
+from shared.errors import ConfigError, TransportError
+from shared.rpc.channel_pool import ChannelPool
+from shared.transport.base import (
+    DEFAULT_CREDITS,
+    MAX_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
+    Grant,
+    TransportContext,
+)
+from shared.transport.greeting import CONNECT_SECONDS, say_hello, token_metadata, transfer_error
+from shared.transport.hello import Peer
+from shared.transport.nixl_agent import NixlAgent
+from shared.transport.nixl_sender import LaneCall, NixlSender, OpenLane
+from shared.transport.nixl_wire import NAME
+
+STAGED_CHUNKS = DEFAULT_CREDITS
+"""Chunks of registered memory that bytes are sent from."""
+
+_ATTACH_METHOD = "/tandem.v1.TransferService/Attach"
+
+_LANE_METHOD = "/tandem.v1.TransferService/Lane"
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    incarnation: str
+    peer: str
+
+
+class NixlTransport:
+    """Senders that write into decode workers' slabs.
+
+    Args:
+        context: this side.
+
+    Raises:
+        ConfigError: chunk_bytes is outside 1 to 4 MiB, or the library is not there.
+    """
+
+    name = NAME
+
+    def __init__(self, context: TransportContext) -> None:
+        if not MIN_CHUNK_BYTES <= context.chunk_bytes <= MAX_CHUNK_BYTES:
+            raise ConfigError(
+                f"chunk_bytes {context.chunk_bytes} is outside {MIN_CHUNK_BYTES} to "
+                f"{MAX_CHUNK_BYTES}: small chunks cost calls, large ones memory; use 2 MiB"
+            )
+        self.chunk_bytes = context.chunk_bytes
+        self._own = Peer(model=context.model, incarnation=context.incarnation)
+        self._channels = ChannelPool(tls=context.tls, own_connection=True)
+        self.agent = NixlAgent(
+            f"sender-{uuid.uuid4().hex}",
+            mmap.mmap(-1, STAGED_CHUNKS * self.chunk_bytes),
+            slot_bytes=self.chunk_bytes,
+        )
+        self._attached: dict[str, _Attached] = {}
+        self._attaching = asyncio.Lock()
+
+    def sender(self) -> NixlSender:
+        """A sender for one handoff."""
+        return NixlSender(self, agent=self.agent, chunk_bytes=self.chunk_bytes)
+
+    async def close(self) -> None:
+        """Waits for writes under way and drops all connections; senders still open fail."""
+        await self._channels.close()
+        await self.agent.close()
+
+    async def open_lane(self, address: str, grant: Grant) -> OpenLane:
+        """Opens a lane; greets a decode worker and attaches to it first, when it is new.
+
+        Raises:
+            StaleWriteError: the grant is not (any more) ours.
+            TransportError: unreachable, restarted since the grant, or another model or version.
+        """
+        channel = self._channels.get(address)
+        # One at a time: two attachments of one peer would name it twice.
+        async with self._attaching:
+            peer = await self._peer(channel, address, grant)
+        method: grpc.aio.StreamStreamMultiCallable[
+            transfer_pb2.LaneRequest, transfer_pb2.LaneResponse
+        ] = channel.stream_stream(
+            _LANE_METHOD,
+            request_serializer=transfer_pb2.LaneRequest.SerializeToString,
+            response_deserializer=transfer_pb2.LaneResponse.FromString,
+        )
+        call: LaneCall = method(metadata=token_metadata(grant))
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                terms = await _opened(call, grant)
+        except grpc.aio.AioRpcError as error:
+            raise transfer_error(error, address) from error
+        except TimeoutError:
+            raise TransportError(
+                f"{address} did not open a lane in {CONNECT_SECONDS:g} s: it hangs; "
+                "start a new attempt on another worker"
+            ) from None
+        except BaseException:
+            call.cancel()
+            raise
+        return OpenLane(call=call, peer=peer, terms=terms)
+
+    async def lost(self, address: str) -> None:
+        """Forgets a worker that a write failed to; the next lane attaches anew."""
+        attached = self._attached.pop(address, None)
+        if attached is not None:
+            await self.agent.forget(attached.peer)
+
+    def _check_fingerprint(self, hello: transfer_pb2.HelloResponse, address: str) -> None:
+        offered = {offer.name: offer.fingerprint for offer in hello.direct}
+        if NAME not in offered:
+            raise TransportError(
+                f"{address} does not take {NAME} writes: it was started without that transport; "
+                "choose grpc, or enable it there"
+            )
+        if offered[NAME] != self.agent.fingerprint:
+            raise TransportError(
+                f"{address} has another fingerprint of {NAME}: the workers run other versions of "
+                "it, or register another kind of memory; install the same version on both"
+            )
+
+    async def _peer(self, channel: grpc.aio.Channel, address: str, grant: Grant) -> str:
+        """Name of the receiver's agent; who gave the grant need not be asked twice who it is."""
+        known = self._attached.get(address)
+        if known is not None and known.incarnation == grant.incarnation:
+            return known.peer
+        hello = await say_hello(channel, address=address, own=self._own, grant=grant)
+        self._check_fingerprint(hello, address)
+        if known is not None and known.incarnation == hello.incarnation:
+            return known.peer
+        await self.lost(address)
+        attach = channel.unary_unary(
+            _ATTACH_METHOD,
+            request_serializer=transfer_pb2.AttachRequest.SerializeToString,
+            response_deserializer=transfer_pb2.AttachResponse.FromString,
+        )
+        request = transfer_pb2.AttachRequest(
+            transport=NAME,
+            fingerprint=self.agent.fingerprint,
+            slot=grant.slot,
+            generation=grant.generation,
+        )
+        try:
+            answer = await attach(request, metadata=token_metadata(grant), timeout=CONNECT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise transfer_error(error, address) from error
+        peer = await self.agent.connect(answer.metadata)
+        self._attached[address] = _Attached(hello.incarnation, peer)
+        return peer
+
+
+async def _opened(call: LaneCall, grant: Grant) -> transfer_pb2.LaneOpened:
+    opening = transfer_pb2.LaneOpen(transport=NAME, slot=grant.slot, generation=grant.generation)
+    # A call that is over already has its reason in its status, which the read raises.
+    with suppress(asyncio.InvalidStateError):
+        await call.write(transfer_pb2.LaneRequest(open=opening))
+    answer = await call.read()
+    if not isinstance(answer, transfer_pb2.LaneResponse) or not answer.HasField("opened"):
+        raise TransportError("a lane ended before it opened: the worker shuts down; try another")
+    return answer.opened

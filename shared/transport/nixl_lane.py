@@ -1,0 +1,183 @@
+"""One lane of the NIXL transport as the receiver sees it: what landed, and how it ended."""
+
+import asyncio
+import secrets
+from contextlib import suppress
+
+import grpc.aio
+
+from protos.tandem.v1 import transfer_pb2
+from shared.errors import StaleWriteError, TandemError, TransportError
+from shared.kv.checksum import crc32
+from shared.transport.base import DirectLanding, SlabWindow
+from shared.transport.nixl_wire import KEY_BYTES, Notice
+from shared.wire.errors import error_to_pb
+
+SETTLE_SECONDS = 5.0
+"""Longest wait for the notices of a transfer whose sender says that it wrote everything."""
+
+LaneContext = grpc.aio.ServicerContext[transfer_pb2.LaneRequest, transfer_pb2.LaneResponse]
+"""A lane's call."""
+
+
+class Lane:
+    """Counts one handoff's chunks; one task serves it, and notices come from another.
+
+    Args:
+        opening: the lease.
+        window: where it lies.
+        landing: decides what may land.
+        context: the call.
+    """
+
+    def __init__(
+        self,
+        opening: transfer_pb2.LaneOpen,
+        *,
+        window: SlabWindow,
+        landing: DirectLanding,
+        context: LaneContext,
+    ) -> None:
+        self.key = secrets.token_bytes(KEY_BYTES)
+        self.clean = False
+        self.drained = False
+        self._slot, self._generation = opening.slot, opening.generation
+        self._window = window
+        self._landing = landing
+        self._context = context
+        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._chunks = 0
+        self._bytes = 0
+        self._heartbeat = 0
+        self._refusal: TandemError | None = None
+
+    async def serve(self, *, address: int, credit_window: int) -> None:
+        """Opens the lane and listens until its sender is through; `clean` and `drained` say how.
+
+        Args:
+            address: first byte of the slab in this process.
+            credit_window: chunks that may be written and not yet counted.
+
+        Raises:
+            TandemError: the lane was refused, or not all that was written landed.
+            TransportError: the sender went away without a word.
+        """
+        opened = transfer_pb2.LaneOpened(
+            address=address + self._window.offset,
+            length=self._window.nbytes,
+            key=self.key,
+            credits=credit_window,
+        )
+        await self._context.write(transfer_pb2.LaneResponse(opened=opened))
+        answering = asyncio.create_task(self._answer())
+        try:
+            await self._listen()
+        finally:
+            if self.clean:
+                # Cancelled in the middle of a write, it would spoil the farewell.
+                self._news.set()
+            else:
+                answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+
+    async def say_done(self) -> None:
+        """Tells the sender that everything landed."""
+        done = transfer_pb2.LaneDone(chunks=self._chunks, bytes=self._bytes)
+        await self._context.write(transfer_pb2.LaneResponse(done=done))
+
+    def landed(self, notice: Notice) -> None:
+        """Checks a chunk that is in the slab, and counts it."""
+        if self._refusal is not None:
+            return
+        try:
+            self._check(notice)
+        except TandemError as error:
+            self.refuse(error)
+            return
+        self._chunks += 1
+        self._bytes += notice.length
+        self._tell()
+
+    def refuse(self, error: TandemError) -> None:
+        """Asks the sender to stop; the first reason counts."""
+        if self._refusal is None:
+            self._refusal = error
+        self._tell()
+
+    def _check(self, notice: Notice) -> None:
+        if (notice.slot, notice.generation) != (self._slot, self._generation):
+            raise StaleWriteError(
+                f"a lane of slot {self._slot} generation {self._generation} told of slot "
+                f"{notice.slot} generation {notice.generation}: a lane serves one lease; "
+                "open another lane"
+            )
+        chunk = self._landing.landed(
+            slot=notice.slot,
+            generation=notice.generation,
+            offset=notice.offset,
+            length=notice.length,
+        )
+        if crc32(chunk) != notice.crc32:
+            raise TransportError(
+                f"the checksum of {notice.length} bytes at {notice.offset} is wrong: they were "
+                "damaged on the way; start a new attempt"
+            )
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._arrived.set()
+
+    async def _listen(self) -> None:
+        while isinstance(message := await self._context.read(), transfer_pb2.LaneRequest):
+            kind = message.WhichOneof("event")
+            if kind == "heartbeat":
+                self._hear_heartbeat(message.heartbeat.sequence)
+            elif kind in {"end", "drained"}:
+                self.drained = True  # either is said only when no write is under way
+                if kind == "end":
+                    await self._settle(message.end)
+                    self.clean = True
+                elif self._refusal is not None:
+                    raise self._refusal
+                return
+        raise self._refusal or TransportError(
+            "the lane ended without an end or a goodbye: the sender stopped half-way; "
+            "nothing can be committed from it"
+        )
+
+    def _hear_heartbeat(self, sequence: int) -> None:
+        try:
+            self._landing.heartbeat(self._slot, self._generation)
+        except TandemError as error:
+            self.refuse(error)
+            return
+        self._heartbeat = sequence
+        self._tell()
+
+    async def _settle(self, end: transfer_pb2.LaneEnd) -> None:
+        """Waits for notices that are still on their way."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                while self._chunks < end.chunks and self._refusal is None:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        if self._refusal is not None:
+            raise self._refusal
+        if (self._chunks, self._bytes) != (end.chunks, end.bytes):
+            raise TransportError(
+                f"{self._chunks} chunks of {self._bytes} bytes landed where the sender wrote "
+                f"{end.chunks} of {end.bytes}: notices were lost; start a new attempt"
+            )
+        self._landing.heartbeat(self._slot, self._generation)
+
+    async def _answer(self) -> None:
+        while not self.clean:
+            await self._news.wait()
+            self._news.clear()
+            if self._refusal is not None:
+                refused = transfer_pb2.LaneResponse(refused=error_to_pb(self._refusal))
+                await self._context.write(refused)
+                return
+            progress = transfer_pb2.LaneProgress(chunks=self._chunks, heartbeat=self._heartbeat)
+            await self._context.write(transfer_pb2.LaneResponse(progress=progress))

@@ -1,0 +1,42 @@
+import json
+
+import pytest
+
+from deploy import bench_transfer
+from deploy.bench_transfer import parse_sizes, run_transfer
+from deploy.launch import ALLOCATOR_VARIABLES
+from shared.errors import ConfigError, TransportError
+
+
+def test_one_process_with_the_launchers_variables_makes_json_and_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    run_transfer(sizes=[1], transports=["grpc"], repeats=1, as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert report["benchmark"] == "transfer"
+    assert report["allocator"] == dict(ALLOCATOR_VARIABLES)
+    bench_transfer.print_result(report | {"rejected": {"nixl": "its package is absent"}})
+    text = capsys.readouterr().out
+    assert "bare copy" in text
+    assert "nixl was not measured: its package is absent" in text
+    assert "tandem bench transfer --sizes 1 --repeats 1 --transports grpc" in text
+
+
+@pytest.mark.parametrize(("sizes", "transports"), [([1], ["pigeon"]), ([0], ["grpc"])])
+def test_settings_that_fit_nothing_are_refused(sizes: list[int], transports: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        run_transfer(sizes=sizes, transports=transports, repeats=1, as_json=True)
+
+
+def test_a_benchmark_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_transfer, "_MODULE", "loadtest.micro.no_such_benchmark")
+    with pytest.raises(TransportError, match="No module named"):
+        run_transfer(sizes=[1], transports=[], repeats=1, as_json=True)
+
+
+def test_sizes_are_whole_numbers() -> None:
+    assert parse_sizes("8,64") == [8, 64]
+    with pytest.raises(ConfigError, match="--sizes"):
+        parse_sizes("8,large")
