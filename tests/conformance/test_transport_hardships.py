@@ -18,9 +18,9 @@ from tests.support.transfer_parts import (
     Receiver,
     each_transport,
     receiver,
-    until,
 )
 from tests.support.transfer_process import sending, transfer_process
+from tests.support.waiting import until
 
 MIB = 2**20
 NAN = struct.pack("<f", math.nan)

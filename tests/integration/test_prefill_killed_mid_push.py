@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from shared.types.handoff import HandoffKey
-from tests.support.decode_server import decode_server, settle, write_profile
+from tests.support.decode_server import decode_server, write_profile
 from tests.support.prefill_peer import Prepared, prefill_peer
 from tests.support.transfer_parts import each_transport
 from tests.support.transfer_process import sending, transfer_process
+from tests.support.waiting import until
 
 
 @each_transport(without=("loopback",))
@@ -29,10 +30,10 @@ async def test_the_slot_of_a_killed_prefill_comes_back(
                 assert child.stdout is not None
                 await asyncio.to_thread(child.stdout.readline)
                 child.kill()
-                await settle(lambda: not table.holds(HandoffKey("killed", 1)))
+                await until(lambda: not table.holds(HandoffKey("killed", 1)))
             if name == "nixl":
                 assert table.num_quarantined == 1, "nobody knows when its last write lands"
-            await settle(lambda: table.idle)
+            await until(lambda: table.idle)
             again = await peer.reserve(HandoffKey("killed", 2), prepared)
             assert again.generation > grant.generation
             assert await peer.abort(HandoffKey("killed", 2))

@@ -20,9 +20,9 @@ from tests.support.transfer_parts import (
     Receiver,
     needs_nixl,
     receiver,
-    until,
 )
 from tests.support.transfer_process import transfer_process
+from tests.support.waiting import until
 
 pytestmark = needs_nixl
 
