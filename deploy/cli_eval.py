@@ -210,6 +210,21 @@ def report(
     run_report(folder, as_json=as_json)
 
 
+@eval_app.command("merge")
+def merge(
+    out: Annotated[Path, typer.Argument(help="New results folder.")],
+    folders: Annotated[list[Path], typer.Argument(help="Results folders, such as of shards.")],
+) -> None:
+    """Puts results of several processes or machines into one folder; `report` draws it.
+
+    They must be of one model, type and profile. Split an evaluation with
+    `python -m loadtest.quality --shard 1/8 --out part1` and so on.
+    """
+    from loadtest.quality.store import merge_folders
+
+    print(f"{merge_folders(folders, out=out)} results in {out}")
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     """Names of a comma-separated list; none of an empty one."""
     return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -30,6 +30,10 @@ class Fact(Protocol):
         """Names the class in the file."""
 
     @property
+    def run(self) -> int:
+        """The run that it came from."""
+
+    @property
     def key(self) -> Key:
         """Everything that decides the outcome."""
 
@@ -128,13 +132,7 @@ class FactStore:
             ConfigError: earlier runs of this folder were of another model, type or profile.
         """
         earlier = [fact for fact in self._facts.values() if isinstance(fact, Run)]
-        for name in _ONE_A_FOLDER:
-            for other in earlier:
-                if getattr(other, name) != getattr(run, name):
-                    raise ConfigError(
-                        f"{self.path} was begun with another {name} ({getattr(other, name)!r}, now "
-                        f"{getattr(run, name)!r}): such results do not mix; choose another --out"
-                    )
+        _refuse_mixing([*earlier, run], path=self.path)
         numbered = dataclasses.replace(run, run=len(earlier))
         self.append([numbered])
         return numbered
@@ -152,6 +150,35 @@ def facts_of(folder: Path, *, kinds: Sequence[type[Fact]]) -> list[Fact]:
     return list(facts.values())
 
 
+def merge_facts(folders: Sequence[Path], *, store: FactStore, kinds: Sequence[type[Fact]]) -> int:
+    """Adds the facts of several folders to a store, their runs numbered after its own.
+
+    Returns:
+        How many facts it added beside the runs; those whose key is known are left out.
+
+    Raises:
+        ConfigError: a folder has no results, or they are not of the store's model, type or profile.
+    """
+    read = [facts_of(folder, kinds=kinds) for folder in folders]
+    for folder, facts in zip(folders, read, strict=True):
+        runs = {fact.run for fact in facts if isinstance(fact, Run)}
+        if not facts or any(fact.run not in runs for fact in facts):
+            raise ConfigError(
+                f"{folder} has no results, or some without the run that they came from: name the "
+                "--out folders of evaluations"
+            )
+    _refuse_mixing(
+        [run for facts in read for run in facts if isinstance(run, Run)], path=store.path
+    )
+    added = 0
+    for facts in read:
+        numbers = {run.run: store.open_run(run).run for run in facts if isinstance(run, Run)}
+        new = [fact for fact in facts if not isinstance(fact, Run) and fact.key not in store]
+        store.append(dataclasses.replace(fact, run=numbers[fact.run]) for fact in new)
+        added += len(new)
+    return added
+
+
 def first_run(folder: Path) -> Run | None:
     """The run that a folder's results begin with; None where there are none.
 
@@ -161,6 +188,18 @@ def first_run(folder: Path) -> Run | None:
     first = next(_parsed(folder / FILE_NAME, kinds=()), None)
     assert first is None or isinstance(first, Run), "no other kind is known here"
     return first
+
+
+def _refuse_mixing(runs: Sequence[Run], *, path: Path) -> None:
+    """Raises ConfigError unless all runs are of one model, type and profile."""
+    for run in runs[1:]:
+        for name in _ONE_A_FOLDER:
+            first, found = getattr(runs[0], name), getattr(run, name)
+            if first != found:
+                raise ConfigError(
+                    f"{path} was begun with another {name} ({first!r}, now {found!r}): such "
+                    "results do not mix; choose another --out"
+                )
 
 
 def _parsed(path: Path, *, kinds: Sequence[type[Fact]]) -> Iterator[Fact]:

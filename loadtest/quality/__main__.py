@@ -10,6 +10,7 @@ from pathlib import Path
 
 from loadtest.quality.evaluation import EvaluationRequest, run_evaluation
 from loadtest.quality.settings import PARTS, StudySettings
+from loadtest.quality.shard import parse_shard
 from loadtest.quality.tasks.sample import Protocol
 from loadtest.script import (
     list_of,
@@ -26,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the parts asked for; returns the exit code."""
     arguments = vars(_parser().parse_args(argv))
     try:
+        if arguments["shard"] is not None:
+            arguments["shard"] = parse_shard(arguments["shard"])
         request = request_of(
             arguments,
             request=EvaluationRequest,
@@ -71,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--correlation-samples", type=int, help="prompts of each task")
     add("--timing-lengths", type=list_of(int), help="prompt tokens that are timed")
     add("--timing-repeats", type=int, help="timed runs of each arm")
+    add("--shard", help="measure one part of the prompts only, such as 2/8: for several processes")
     add("--longbench", type=Path, help="folder of LongBench's files")
     add("--longbench-samples", type=int, help="records of each file")
     add("--longbench-tokens", type=int, help="longest LongBench prompt")

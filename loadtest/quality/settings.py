@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.quality.shard import WHOLE, Shard
 from loadtest.quality.tasks.needle import FIVE_DEPTHS, MIXTURE_LENGTHS
 from loadtest.quality.tasks.sample import Protocol
 from shared.errors import ConfigError
@@ -57,6 +58,8 @@ class StudySettings:
     """Records of each LongBench file; None: all."""
     longbench_tokens: int | None = None
     """Longest LongBench prompt; None: what the model's context allows."""
+    shard: Shard = WHOLE
+    """Which prompts of each part are measured; times are taken by the first shard alone."""
     max_seconds: float | None = None
     """No new prompts are begun after this time; None: no limit."""
 

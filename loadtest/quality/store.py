@@ -1,10 +1,11 @@
 """Results of an evaluation of rankings: the facts that it knows, and its results file."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from loadtest.facts import FILE_NAME, FactStore, Key, Run, facts_of
+from loadtest.facts import FILE_NAME, FactStore, Key, Run, facts_of, merge_facts
 
 __all__ = [
     "FILE_NAME",
@@ -15,6 +16,7 @@ __all__ = [
     "Run",
     "Timing",
     "Trial",
+    "merge_folders",
     "read_facts",
 ]
 
@@ -133,6 +135,23 @@ class ResultStore(FactStore):
         """The trial of that key, if it was measured."""
         fact = self.get(key)
         return fact if isinstance(fact, Trial) else None
+
+
+def merge_folders(folders: Sequence[Path], *, out: Path) -> int:
+    """Writes what several folders hold into a new one; of equal keys the first counts.
+
+    Args:
+        folders: results of one model, type and profile, for example of shards.
+        out: a folder without results.
+
+    Returns:
+        How many facts it wrote beside the runs.
+
+    Raises:
+        ConfigError: a folder has no results, `out` has some, or they are of different models, types
+            or profiles.
+    """
+    return merge_facts(folders, store=ResultStore(out, resume=False), kinds=_KINDS)
 
 
 def read_facts(folder: Path) -> list[Fact]:

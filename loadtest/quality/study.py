@@ -82,6 +82,8 @@ class Study:
         return all(run() for name, run in parts.items() if name in self._settings.parts)
 
     def _timing(self) -> bool:
+        if self._settings.shard.number > 1:
+            return True  # shards beside one another would time each other
         lengths = self._settings.timing_lengths
         for done, length in enumerate(lengths, start=1):
             if self._is_late():
@@ -164,8 +166,9 @@ class Study:
     def _correlation(self) -> bool:
         per_task = self._settings.correlation_samples
         evaluator = Evaluator(self._setup, word_for_word=False)
-        done, total = 0, per_task * (len(RULER_TASKS) + len(NEEDLE_TASKS))
-        for group in _groups(self._correlation_samples(per_task), size=self._group_size):
+        total = self._settings.shard.part_of(per_task * (len(RULER_TASKS) + len(NEEDLE_TASKS)))
+        done = 0
+        for group in self._groups(self._correlation_samples(per_task)):
             if self._is_late():
                 return False
             pending = [sample for sample in group if _curve_key(sample) not in self._store]
@@ -199,10 +202,10 @@ class Study:
     ) -> bool:
         """Every sample under every arm, whatever full answers."""
         evaluator = Evaluator(self._setup, word_for_word=word_for_word)
-        done, total = 0, total * len(self._settings.protocols)
+        done, total = 0, self._settings.shard.part_of(total) * len(self._settings.protocols)
         for protocol in self._settings.protocols:
             ledger = self._ledger(part, protocol)
-            for group in _groups(samples(), size=self._group_size):
+            for group in self._groups(samples()):
                 if self._is_late():
                     return False
                 self._measure(
@@ -225,7 +228,8 @@ class Study:
             lengths=lengths,
             seed=MIXTURE_SEED,
         )
-        for group in _groups(candidates, size=self._group_size):
+        wanted = self._settings.shard.part_of(wanted)
+        for group in self._groups(candidates):
             if done >= wanted:
                 break
             if self._is_late():
@@ -270,20 +274,15 @@ class Study:
     def _ledger(self, part: str, protocol: Protocol = Protocol.QUESTION_INCLUDED) -> Ledger:
         return Ledger(store=self._store, part=part, protocol=protocol, run=self._run)
 
-    @property
-    def _group_size(self) -> int:
-        return _GROUP[self._setup.model.device.type]
+    def _groups(self, samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+        """This shard's samples in groups that the device takes at once; the last may be smaller."""
+        own = self._settings.shard.own(samples)
+        while group := list(islice(own, _GROUP[self._setup.model.device.type])):
+            yield group
 
     def _is_late(self) -> bool:
         limit = self._settings.max_seconds
         return limit is not None and time.monotonic() - self._started > limit
-
-
-def _groups(samples: Iterable[Sample], *, size: int) -> Iterator[list[Sample]]:
-    """Samples in groups; the last one may be smaller."""
-    rest = iter(samples)
-    while group := list(islice(rest, size)):
-        yield group
 
 
 def _curve_key(sample: Sample) -> Key:

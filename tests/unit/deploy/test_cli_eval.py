@@ -7,7 +7,7 @@ from deploy import cli
 from deploy.cli_eval import parse_names, parse_numbers, parse_protocols
 from loadtest.quality.store import FILE_NAME, ResultStore, Trial, read_facts
 from shared.errors import ConfigError
-from tests.support.quality_facts import study_facts
+from tests.support.quality_facts import RUN, study_facts, trials
 
 runner = CliRunner()
 SMALL = [
@@ -61,3 +61,14 @@ def test_lists_are_read():
 def test_values_that_cannot_be_are_refused(flags, tmp_path, tiny_model_dir):
     wanted = [*SMALL, "--model", str(tiny_model_dir), "--out", str(tmp_path), *flags]
     assert isinstance(runner.invoke(cli.app, wanted).exception, ConfigError)
+
+
+def test_shards_are_merged_into_a_folder_that_report_draws(tmp_path):
+    for number, scores in ((1, [1.0]), (2, [1.0, 0.0])):
+        store = ResultStore(tmp_path / f"part{number}", resume=False)
+        store.append([RUN, *trials("claa", scores)])
+    parts = [str(tmp_path / f"part{number}") for number in (1, 2)]
+    result = runner.invoke(cli.app, ["eval", "merge", str(tmp_path / "all"), *parts])
+    assert result.exit_code == 0, result.output
+    assert "2 results" in result.output
+    assert len(read_facts(tmp_path / "all")) == 4

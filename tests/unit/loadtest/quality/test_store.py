@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 
-from loadtest.quality.store import ResultStore, read_facts
+from loadtest.quality.store import ResultStore, Run, Trial, merge_folders, read_facts
 from shared.errors import ConfigError
 from tests.support.quality_facts import RUN, TRIAL, study_facts, trials
 
@@ -96,3 +96,36 @@ def test_one_prompt_has_one_key_whatever_the_arm(tmp_path):
     other = replace(TRIAL, arm="claa", rate=0.2)
     assert other.sample_key == TRIAL.sample_key
     assert other.key != TRIAL.key
+
+
+def test_merged_folders_keep_every_fact_and_the_run_of_each(tmp_path):
+    one, two, three = trials("claa", [1.0, 0.0, 1.0])
+    left = ResultStore(tmp_path / "left", resume=False)
+    left.append([left.open_run(replace(RUN, command="left")), one, two])
+    right = ResultStore(tmp_path / "right", resume=False)
+    right.open_run(replace(RUN, command="right"))
+    again = right.open_run(replace(RUN, command="right again"))
+    right.append([replace(two, score=0.5), replace(three, run=again.run)])
+    found = merge_folders([left.path.parent, right.path.parent], out=tmp_path / "all")
+    assert found == 3
+    facts = read_facts(tmp_path / "all")
+    commands = [fact.command for fact in facts if isinstance(fact, Run)]
+    assert commands == ["left", "right", "right again"]
+    assert [fact for fact in facts if isinstance(fact, Trial)] == [
+        one, two, replace(three, run=2)
+    ]  # fmt: skip
+
+
+def test_a_merge_wants_results_of_one_model_and_a_new_folder(tmp_path):
+    for name, run in (("left", RUN), ("right", replace(RUN, model_hash="cafe"))):
+        ResultStore(tmp_path / name, resume=False).open_run(run)
+    with pytest.raises(ConfigError, match="model_hash"):
+        merge_folders([tmp_path / "left", tmp_path / "right"], out=tmp_path / "all")
+    assert read_facts(tmp_path / "all") == []
+    with pytest.raises(ConfigError, match="nowhere has no results"):
+        merge_folders([tmp_path / "left", tmp_path / "nowhere"], out=tmp_path / "none")
+    ResultStore(tmp_path / "orphan", resume=False).append([TRIAL])
+    with pytest.raises(ConfigError, match="without the run"):
+        merge_folders([tmp_path / "orphan"], out=tmp_path / "none")
+    with pytest.raises(ConfigError, match="--resume"):
+        merge_folders([tmp_path / "left"], out=tmp_path / "right")

@@ -9,6 +9,7 @@ from loadtest.quality.layers import correlation_curves
 from loadtest.quality.oracle import OracleSwitches
 from loadtest.quality.runner import Evaluator, Setup
 from loadtest.quality.settings import StudySettings
+from loadtest.quality.shard import Shard
 from loadtest.quality.store import CorrelationCurve, ResultStore, Timing, Trial, read_facts
 from loadtest.quality.study import Study
 from loadtest.quality.tasks.needle import needle_sample
@@ -152,6 +153,25 @@ def test_the_mixture_ends_with_enough_answers(run):
     assert {"claa+floor=0", "claa+floor=200", "lp=3", "n=1"} <= arms_of(facts)
     mixture = [fact for fact in facts if isinstance(fact, Trial) and fact.part == "mixture"]
     assert len({trial.sample_key for trial in mixture}) == 2
+
+
+@pytest.mark.usefixtures("always_right")
+def test_shards_measure_together_what_one_study_does(run):
+    _, whole, _ = run(parts=("mixture", "needle"), mixture_answers=3)
+    keys = {fact.key for fact in whole}
+    parts = [
+        run(parts=("mixture", "needle"), mixture_answers=3, shard=Shard(number=n, count=3))[1]
+        for n in (1, 2, 3)
+    ]
+    assert {fact.key for fact in parts[-1]} == keys, "nothing new was left to measure"
+
+
+@pytest.mark.usefixtures("always_right")
+def test_a_shard_leaves_the_rest_and_the_clock_to_the_others(run):
+    _, facts, said = run(parts=("mixture", "timing"), shard=Shard(number=2, count=3))
+    prompts = {fact.sample_key for fact in facts if isinstance(fact, Trial)}
+    assert len(prompts) == 1
+    assert said == [("mixture", 1, 1)]
 
 
 def test_timing_compares_with_full_in_the_same_repeats(run):
