@@ -1,5 +1,6 @@
 """gRPC servers with health, reflection, interceptors and a clear word on a busy port."""
 
+import logging
 from collections.abc import Sequence
 
 import grpc.aio
@@ -23,6 +24,24 @@ from shared.telemetry.spans import QuietSource, SpanSource
 _HEALTH_SERVICE = "grpc.health.v1.Health"
 
 _log = structlog.get_logger(__name__)
+
+
+class _NoArguments(logging.Filter):
+    """Puts a record's arguments into its text, so that who keeps the record keeps none of them.
+
+    grpc's AioServer (1.83.2, and still in its main branch) hands itself to a debug line from its
+    `__dealloc__`, when it goes without having been stopped; one never started always does. It is
+    freed whatever still points to it, and a handler that keeps records, as pytest's does, later
+    drops a reference to memory that is free or has become somebody else's: another server is freed
+    while in use (its `__del__` then finds a future in its place), or the process crashes.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = record.getMessage(), ()
+        return True
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(_NoArguments())
 
 
 class RpcServer:
