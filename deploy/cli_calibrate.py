@@ -90,14 +90,14 @@ def calibrate(
     """Measures at which depth a model can be pruned and its Δ-layers, and writes its profile.
 
     Sweeps the pruning layer by correlation with the answer-informed oracle, by the needle tokens
-    that are kept, and by the answers that stay the same; chooses lp, n, m, W and the aggregation
+    that are kept, and by the answers that stay the same; chooses lp, n, m, W, pool and aggregation
     among the depths that save enough. Repeating it gives the same file. Minutes on a GPU; on a CPU
     ask for fewer samples and shorter lengths. Δ-layers are proposed by recall of attention and by
     its shift, on prose and questions; the set that decodes closest to dense is taken. A few minutes
     on a CPU with --sparsity-only.
 
     JSON keys: path, profile, model_hash; of pruning, unless --sparsity-only: pruning (lp, n, m, W,
-    aggregation, keep_rate), saving, rho, coverage, first_token, answers, prompts,
+    pool, aggregation, keep_rate), saving, rho, coverage, first_token, answers, prompts,
     answered_right_in_full; of Δ-layers: sparsity (full_layers, chosen_by, page_budget,
     recency_pages, samples, steps, candidates: rule, full_layers, recall, recall_p10, kl,
     agreement).
@@ -161,6 +161,7 @@ def _pruning_report(found: "Calibration", profile: "ModelProfile") -> dict[str, 
             "n": pruning.aggregation_window,
             "m": pruning.deferred_layers,
             "W": pruning.observation_window,
+            "pool": pruning.pool_kernel,
             "aggregation": pruning.aggregation.value,
             "keep_rate": pruning.keep_rate,
         },

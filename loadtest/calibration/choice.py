@@ -1,6 +1,6 @@
 """Chooses a profile's parameters from what a sweep measured: rules only, no model.
 
-Shapes: Y layers, W windows, A forms of aggregation, M layer counts.
+Shapes: Y layers, W windows, P pools, A forms of aggregation, M layer counts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +28,8 @@ class Candidate:
     """n."""
     window: int
     """W."""
+    pool: int
+    """Width of the pool."""
     aggregation: Aggregation
     """How the layers are combined."""
     rho: float
@@ -98,8 +100,8 @@ def best_of(candidates: Sequence[Candidate], agreements: Sequence[Agreement | No
     return min(range(len(candidates)), key=rank)
 
 
-def _cost(one: Candidate) -> tuple[int, int]:
-    return one.layer_count, one.window
+def _cost(one: Candidate) -> tuple[int, int, int]:
+    return one.layer_count, one.window, one.pool
 
 
 def _candidates(
@@ -107,22 +109,24 @@ def _candidates(
 ) -> Iterator[Candidate]:
     axes = (
         enumerate(grid.windows),
+        enumerate(grid.pools),
         enumerate(grid.aggregations),
         enumerate(grid.layer_counts),
     )
-    for (w, window), (a, form), (m, layer_count) in product(*axes):
+    for (w, window), (p, pool), (a, form), (m, layer_count) in product(*axes):
         alone = layer_count == 1 and form in _SAME_ALONE
         if alone or layer_count > pruning_layer + 1:
             continue
-        place = (w, a, m, pruning_layer)
+        place = (w, p, a, m, pruning_layer)
         layers = range(pruning_layer - layer_count + 1, pruning_layer + 1)
-        coverage = scores.coverage_WAMY
+        coverage = scores.coverage_WPAMY
         yield Candidate(
             pruning_layer=pruning_layer,
             layer_count=layer_count,
             window=window,
+            pool=pool,
             aggregation=form,
-            rho=float(scores.rho_WAMY[place]),
+            rho=float(scores.rho_WPAMY[place]),
             coverage=None if coverage is None else float(coverage[place]),
             collapsed=sum(layer in layers for layer in collapsed),
         )

@@ -4,7 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from loadtest.quality.tasks.needle import MIXTURE_LENGTHS, needle_mixture
+from loadtest.quality.tasks.needle import (
+    LONG_VALUE_TASKS,
+    MIXTURE_LENGTHS,
+    NEEDLE_TASKS,
+    needle_mixture,
+)
 from loadtest.quality.tasks.prompt import Draft, PromptWriter
 from loadtest.quality.tasks.sample import Sample, Span
 from shared.errors import ConfigError
@@ -14,7 +19,7 @@ USER_TASK = "user"
 
 _KEYS = ("prompt", "answer", "needle")
 _USER_ANSWER_TOKENS = 32
-_ANSWER_ROOM = 32
+_ANSWER_ROOM = 64
 
 
 def fitting_lengths(max_position: int) -> tuple[int, ...]:
@@ -26,8 +31,19 @@ def fitting_lengths(max_position: int) -> tuple[int, ...]:
 def generated_samples(
     writer: PromptWriter, *, count: int, lengths: tuple[int, ...], seed: int
 ) -> list[Sample]:
-    """`count` samples of the needle mixture; the same for the same seed and tokenizer."""
-    return list(needle_mixture(writer, count=count, lengths=lengths, seed=seed))
+    """`count` samples of the needle mixture, a third of them with long values.
+
+    The same for the same seed and tokenizer.
+    """
+    return list(
+        needle_mixture(
+            writer,
+            count=count,
+            tasks=(*NEEDLE_TASKS, *LONG_VALUE_TASKS),
+            lengths=lengths,
+            seed=seed,
+        )
+    )
 
 
 def read_samples(writer: PromptWriter, path: Path) -> list[Sample]:

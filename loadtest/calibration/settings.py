@@ -39,7 +39,7 @@ class CalibrationSettings:
     dtype: str = "float32"
     """float32 or bfloat16."""
     grid: SweepGrid = field(default_factory=SweepGrid)
-    """Windows, layer counts and forms of aggregation to try."""
+    """Windows, pools, layer counts and forms of aggregation to try."""
     deferred: tuple[int, ...] = (0, 2, 4, 8)
     """m to try, ascending."""
     oracle: OracleSwitches = field(default_factory=OracleSwitches)

@@ -29,7 +29,7 @@ def _pruning_summary(found: Calibration, profile: ModelProfile) -> str:
     told = ", ".join(f"{name} {value:.3f}" for name, value in measures.items() if value is not None)
     return (
         f"lp {pruning.pruning_layer}, n {pruning.aggregation_window}, "
-        f"W {pruning.observation_window}, m {pruning.deferred_layers}, "
+        f"W {pruning.observation_window}, pool {pruning.pool_kernel}, m {pruning.deferred_layers}, "
         f"{pruning.aggregation.value}: saves {found.saving(pruning.pruning_layer):.1%} of the "
         f"token-layers at {found.keep_rate:g} kept\n"
         f"{told} ({found.num_samples} prompts, {found.num_right} answered right in full)"

@@ -170,6 +170,7 @@ class _Sweep:
             pruning_layer=candidate.pruning_layer,
             aggregation_window=candidate.layer_count,
             observation_window=candidate.window,
+            pool_kernel=candidate.pool,
             aggregation=candidate.aggregation,
             deferred_layers=deferred,
         )
@@ -205,12 +206,12 @@ def _samples(
 def _single_layers(
     scores: GridScores, settings: CalibrationSettings
 ) -> tuple[list[float], list[float] | None]:
-    """Rho and coverage of each layer alone, through the narrowest window, heads added."""
+    """Rho and coverage of each layer alone: narrowest window and pool, heads added."""
     form = settings.grid.aggregations.index(Aggregation.SUM_MAX)
-    place = (0, form, settings.grid.layer_counts.index(1))
-    coverage = scores.coverage_WAMY
+    place = (0, 0, form, settings.grid.layer_counts.index(1))
+    coverage = scores.coverage_WPAMY
     return (
-        scores.rho_WAMY[place].tolist(),
+        scores.rho_WPAMY[place].tolist(),
         None if coverage is None else coverage[place].tolist(),
     )
 

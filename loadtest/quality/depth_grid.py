@@ -1,15 +1,16 @@
-"""Scores every depth, window and form of aggregation on one prompt, from one dense pass.
+"""Scores every depth, window, pool and form of aggregation on one prompt, from one dense pass.
 
 A layer's window scores do not depend on where the prompt would be pruned, so one pass gives the
 pruning score of every candidate: how well it agrees with the oracle, and whether the tokens that it
 would keep hold the needle.
 
-Shapes: L prompt tokens, C candidates, G KV heads, Y layers (each a depth to prune at), W windows, A
-forms of aggregation, M layer counts.
+Shapes: L prompt tokens, C candidates, G KV heads, Y layers (each a depth to prune at), W windows, P
+pools, A forms of aggregation, M layer counts.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ class SweepGrid:
 
     windows: tuple[int, ...] = (8, 16, 32, 64)
     """Observation windows W, ascending."""
+    pools: tuple[int, ...] = (7, 13, 25)
+    """Pool kernels, ascending from the paper's. A pool as wide as a sentence keeps a value of many
+    tokens whole, of which the question's last tokens see little but the beginning."""
     layer_counts: tuple[int, ...] = (1, 2, 4, 6, 8)
     """Aggregated layers n, ascending from 1."""
     aggregations: tuple[Aggregation, ...] = tuple(Aggregation)
@@ -38,9 +42,9 @@ class SweepGrid:
 class GridScores:
     """Both measures of every candidate on one prompt, or on several on average."""
 
-    rho_WAMY: Tensor
+    rho_WPAMY: Tensor
     """Spearman's rho with the oracle, float64."""
-    coverage_WAMY: Tensor | None
+    coverage_WPAMY: Tensor | None
     """Share of the needle's tokens that are kept, float64; None without a needle."""
 
 
@@ -60,13 +64,13 @@ def score_grid(
         oracle_L: the oracle's score of each token.
         needles: tokens that must be kept.
         grid: what to try.
-        params: pool, budget and protection; the grid's own parameters replace its.
+        params: budget and protection; the grid's own parameters replace its.
     """
     needle_L = _marked(needles, like=oracle_L)
     rhos: list[Tensor] = []
     coverages: list[Tensor] = []
-    for window in grid.windows:
-        tried = replace(params, observation_window=window)
+    for window, pool in product(grid.windows, grid.pools):
+        tried = replace(params, observation_window=window, pool_kernel=pool)
         layers = [
             ClaaRanker(tried).score(asked.observation(layer, window=window))
             for layer in range(len(asked.keys))
@@ -79,10 +83,11 @@ def score_grid(
                 rhos.append(spearman(combined_YC, oracle_L[: combined_YC.shape[1]]).cpu())
                 if needle_L is not None:
                     coverages.append(_coverage(combined_YC, needle_L, params=tried))
-    shape = (len(grid.windows), len(grid.aggregations), len(grid.layer_counts), -1)
+    axes = (grid.windows, grid.pools, grid.aggregations, grid.layer_counts)
+    shape = (*map(len, axes), -1)
     return GridScores(
-        rho_WAMY=torch.stack(rhos).view(shape),
-        coverage_WAMY=torch.stack(coverages).view(shape) if coverages else None,
+        rho_WPAMY=torch.stack(rhos).view(shape),
+        coverage_WPAMY=torch.stack(coverages).view(shape) if coverages else None,
     )
 
 
@@ -100,10 +105,10 @@ def sliding_max(single_YC: Tensor, layer_count: int) -> Tensor:
 
 def mean_scores(found: Sequence[GridScores]) -> GridScores:
     """Mean over prompts, at least one; coverage over those that have a needle."""
-    covered = [one.coverage_WAMY for one in found if one.coverage_WAMY is not None]
+    covered = [one.coverage_WPAMY for one in found if one.coverage_WPAMY is not None]
     return GridScores(
-        rho_WAMY=torch.stack([one.rho_WAMY for one in found]).mean(dim=0),
-        coverage_WAMY=torch.stack(covered).mean(dim=0) if covered else None,
+        rho_WPAMY=torch.stack([one.rho_WPAMY for one in found]).mean(dim=0),
+        coverage_WPAMY=torch.stack(covered).mean(dim=0) if covered else None,
     )
 
 

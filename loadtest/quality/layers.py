@@ -39,7 +39,11 @@ def correlation_curves(setup: Setup, full: FullRead, *, run: int) -> list[Correl
         answer_ids=full.answer_ids,
         window=base.observation_window,
     )
-    grid = SweepGrid(windows=(base.observation_window,), layer_counts=(1, base.aggregation_window))
+    grid = SweepGrid(
+        windows=(base.observation_window,),
+        pools=(base.pool_kernel,),
+        layer_counts=(1, base.aggregation_window),
+    )
     curves = []
     for oracle, switches in ORACLES.items():
         scores = score_grid(
@@ -112,8 +116,10 @@ def _series(
     return [
         (
             name,
-            scores.rho_WAMY[0, form, count].tolist(),
-            None if scores.coverage_WAMY is None else scores.coverage_WAMY[0, form, count].tolist(),
+            scores.rho_WPAMY[0, 0, form, count].tolist(),
+            None
+            if scores.coverage_WPAMY is None
+            else scores.coverage_WPAMY[0, 0, form, count].tolist(),
         )
         for name, form, count in wanted
     ]

@@ -27,7 +27,7 @@ from shared.model.weights import load_model
 from shared.tokenizer.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[4]
-GRID = SweepGrid(windows=(8, 16), layer_counts=(1, 2))
+GRID = SweepGrid(windows=(8, 16), pools=(7, 25), layer_counts=(1, 2))
 
 
 def settings(folder: Path, **changes: object) -> CalibrationSettings:
@@ -242,7 +242,7 @@ def test_the_command(tiny_model_dir: Path, tmp_path: Path) -> None:
     assert report["path"] == str(out)
     assert report["saving"] >= 0.2
     assert len(report["sparsity"]["full_layers"]) == 4
-    assert set(report["pruning"]) == {"lp", "n", "m", "W", "aggregation", "keep_rate"}
+    assert set(report["pruning"]) == {"lp", "n", "m", "W", "pool", "aggregation", "keep_rate"}
 
 
 def test_the_plain_script_needs_only_the_engines_packages() -> None:

@@ -17,15 +17,16 @@ from shared.types.methods import Aggregation
 
 GRID = SweepGrid(
     windows=(8, 16),
+    pools=(7,),
     layer_counts=(1, 2),
     aggregations=(Aggregation.SUM_MAX, Aggregation.RANK_MAX),
 )
 
 
 def scores(rho: float = 0.5, coverage: float | None = 0.5) -> GridScores:
-    shape = (2, 2, 2, 4)
+    shape = (2, 1, 2, 2, 4)
     covered = None if coverage is None else torch.full(shape, coverage, dtype=torch.float64)
-    return GridScores(rho_WAMY=torch.full(shape, rho, dtype=torch.float64), coverage_WAMY=covered)
+    return GridScores(rho_WPAMY=torch.full(shape, rho, dtype=torch.float64), coverage_WPAMY=covered)
 
 
 def candidate(**changes: object) -> Candidate:
@@ -33,6 +34,7 @@ def candidate(**changes: object) -> Candidate:
         "pruning_layer": 3,
         "layer_count": 2,
         "window": 8,
+        "pool": 7,
         "aggregation": Aggregation.SUM_MAX,
         "rho": 0.5,
         "coverage": 0.5,
@@ -58,7 +60,7 @@ def test_depths_that_save_enough() -> None:
 
 def test_candidates_of_a_depth_are_sorted_by_collapse_quality_and_cost() -> None:
     found = scores()
-    found.rho_WAMY[1, 1, 1, 3] = 0.9
+    found.rho_WPAMY[1, 0, 1, 1, 3] = 0.9
     best = candidates_at(3, scores=found, grid=GRID, collapsed=[])[0]
     assert (best.window, best.aggregation, best.layer_count) == (16, Aggregation.RANK_MAX, 2)
     assert best.layers == range(2, 4)
@@ -91,5 +93,6 @@ def test_the_best_is_the_surest_and_of_equals_the_cheapest() -> None:
     assert best_of([deep, shallow], [same, same]) == 1
     assert best_of([deep, shallow], [same, better]) == 0
     assert best_of([candidate(collapsed=1), shallow], [same, worse]) == 1
+    assert best_of([candidate(pool=25), deep], [same, same]) == 1
     assert best_of([candidate(layer_count=4), deep], [same, same]) == 1
     assert best_of([deep, deep], [same, same]) == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.calibration.samples import fitting_lengths, generated_samples, read_samples
+from loadtest.quality.tasks.needle import LONG_VALUE_TASKS, NEEDLE_TASKS
 from loadtest.quality.tasks.prompt import PromptWriter
 from shared.errors import ConfigError
 from shared.tokenizer.tokenizer import Tokenizer
@@ -31,7 +32,16 @@ def write(tmp_path: Path, *lines: str) -> Path:
 def test_lengths_fit_the_context() -> None:
     assert fitting_lengths(8192) == (1024, 2048, 4096, 7168)
     assert fitting_lengths(4096) == (1024, 2048)
-    assert fitting_lengths(1024) == (992,)
+    assert fitting_lengths(1024) == (960,)
+
+
+def test_a_third_of_the_generated_prompts_hide_a_value_of_many_tokens(writer: PromptWriter) -> None:
+    drawn = generated_samples(writer, count=12, lengths=(900, 1500), seed=0)
+    tasks = [sample.task for sample in drawn]
+    assert set(tasks) == {*NEEDLE_TASKS, *LONG_VALUE_TASKS}
+    assert sum(task in LONG_VALUE_TASKS for task in tasks) == 4
+    for sample in drawn:
+        assert len(sample.answer_ids) <= sample.max_new_tokens
 
 
 def test_generated_prompts_depend_on_the_seed_alone(writer: PromptWriter) -> None:

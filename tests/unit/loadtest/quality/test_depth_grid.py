@@ -16,7 +16,7 @@ from shared.model.transformer import Transformer
 from shared.types.methods import Aggregation, PruningParams
 
 PARAMS = PruningParams(pruning_layer=3, keep_rate=0.3)
-GRID = SweepGrid(windows=(4, 9), layer_counts=(1, 3))
+GRID = SweepGrid(windows=(4, 9), pools=(3, 7), layer_counts=(1, 3))
 IDS = [(7 * i + i * i) % 500 for i in range(80)]
 NEEDLES = (Span(20, 26), Span(40, 43))
 
@@ -33,18 +33,19 @@ def asked(tiny_model: Transformer) -> AskedPrompt:
 
 
 @pytest.mark.parametrize("form", list(Aggregation))
-@pytest.mark.parametrize("place", [(0, 0), (1, 1), (0, 1)])
+@pytest.mark.parametrize("place", [(0, 0, 0), (1, 1, 1), (0, 1, 1), (1, 0, 1)])
 def test_every_candidate_is_scored_as_its_method_would(
-    asked: AskedPrompt, form: Aggregation, place: tuple[int, int]
+    asked: AskedPrompt, form: Aggregation, place: tuple[int, int, int]
 ) -> None:
     oracle_L = oracle_scores(asked, OracleSwitches())
     found = score_grid(asked, oracle_L, needles=NEEDLES, grid=GRID, params=PARAMS)
-    w, m = place
+    w, p, m = place
     a = GRID.aggregations.index(form)
     for depth in range(len(asked.keys)):
         params = replace(
             PARAMS,
             observation_window=GRID.windows[w],
+            pool_kernel=GRID.pools[p],
             aggregation=form,
             aggregation_window=GRID.layer_counts[m],
         )
@@ -54,9 +55,9 @@ def test_every_candidate_is_scored_as_its_method_would(
             [ranker.score(asked.observation(layer, window=GRID.windows[w])) for layer in layers]
         )
         rho = float(spearman(score_C, oracle_L[: score_C.shape[0]]))
-        assert float(found.rho_WAMY[w, a, m, depth]) == pytest.approx(rho, abs=1e-9)
-        assert found.coverage_WAMY is not None
-        assert float(found.coverage_WAMY[w, a, m, depth]) == kept_share(score_C, params)
+        assert float(found.rho_WPAMY[w, p, a, m, depth]) == pytest.approx(rho, abs=1e-9)
+        assert found.coverage_WPAMY is not None
+        assert float(found.coverage_WPAMY[w, p, a, m, depth]) == kept_share(score_C, params)
 
 
 def kept_share(score_C: torch.Tensor, params: PruningParams) -> float:
@@ -79,9 +80,9 @@ def test_coverage_is_averaged_over_prompts_that_have_needles(asked: AskedPrompt)
     oracle_L = oracle_scores(asked, OracleSwitches())
     with_needle = score_grid(asked, oracle_L, needles=NEEDLES, grid=GRID, params=PARAMS)
     without = score_grid(asked, oracle_L, needles=(), grid=GRID, params=PARAMS)
-    assert without.coverage_WAMY is None
+    assert without.coverage_WPAMY is None
     both = mean_scores([with_needle, without])
-    assert both.coverage_WAMY is not None
-    assert torch.equal(both.coverage_WAMY, with_needle.coverage_WAMY)  # type: ignore[arg-type]
-    assert torch.allclose(both.rho_WAMY, with_needle.rho_WAMY)
-    assert mean_scores([without]).coverage_WAMY is None
+    assert both.coverage_WPAMY is not None
+    assert torch.equal(both.coverage_WPAMY, with_needle.coverage_WPAMY)  # type: ignore[arg-type]
+    assert torch.allclose(both.rho_WPAMY, with_needle.rho_WPAMY)
+    assert mean_scores([without]).coverage_WPAMY is None
