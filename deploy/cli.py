@@ -13,6 +13,7 @@ from deploy.cli_eval import eval_app
 from deploy.cli_eval_sparse import sparse
 from deploy.cli_inspect import inspect_app
 from deploy.cli_key import key_app
+from deploy.cli_plan import plan_app
 from deploy.cli_top import top
 from shared.config.exit_codes import exit_code_for
 from shared.errors import TandemError
@@ -40,6 +41,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(config_app, name="config")
 app.add_typer(key_app, name="key")
+app.add_typer(plan_app, name="plan")
 app.command()(calibrate)
 app.command()(top)
 eval_app.command("sparse")(sparse)

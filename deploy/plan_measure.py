@@ -1,0 +1,120 @@
+"""`tandem plan measure`: engines and transfers of this machine, and the hops of a running pair."""
+
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from deploy.bench_transfer import measure as measure_transfers
+from deploy.rest_client import served_models, stream_chat
+from loadtest.machine import commit_text
+from loadtest.plan.measure import MIB, MeasureSettings, measure
+from loadtest.plan.profile import MeasuredProfile, Overheads
+from loadtest.plan.profile_file import write_profile
+from shared.errors import TransportError
+
+_PAIR_REQUESTS = 8
+_PAIR_WARM_UPS = 2
+_PAIR_TOKENS = 16
+_TIMEOUT_S = 120.0
+
+
+def run_measure(
+    settings: MeasureSettings,
+    *,
+    out: Path,
+    transport: str,
+    sizes_mib: Sequence[int],
+    url: str,
+    command: str,
+) -> None:
+    """Measures and writes the profile.
+
+    Args:
+        settings: of the engines.
+        out: file.
+        transport: name.
+        sizes_mib: payloads to time.
+        url: gateway of an idle pair; empty takes no time for what lies around compute.
+        command: as it was typed.
+
+    Raises:
+        TandemError: something could not be measured.
+    """
+    found = measure_transfers(
+        sizes=sizes_mib, transports=[transport], repeats=settings.repeats, quiet=False
+    )
+    seconds: dict[int, float] = {}
+    for size in found["sizes"]:
+        if transport not in size["gbps"]:
+            raise TransportError(
+                f"transport {transport} was not measured: "
+                f"{found['rejected'].get(transport, 'it does not work here')}; choose another"
+            )
+        nbytes = size["mib"] * MIB
+        seconds[nbytes] = nbytes / (size["gbps"][transport]["median"] * 1e9)
+    # Before the engines: a pair on this machine must not compete with what is timed.
+    overheads = pair_overheads(url) if url else Overheads(first_token_s=0.0, handoff_s=0.0)
+    profile = measure(
+        settings,
+        transport=transport,
+        seconds_by_bytes=seconds,
+        overheads=overheads,
+        command=command,
+        progress=_tell,
+    )
+    write_profile(profile, out)
+    _report(profile, out, with_pair=bool(url))
+
+
+def pair_overheads(url: str) -> Overheads:
+    """What a request to an idle pair waits for beside its own compute, medians.
+
+    The pair says how long prefill and decode steps took; the rest of the client's times is theirs
+    who stand between: connection, gateway, calls, handoff.
+
+    Raises:
+        TandemError: the pair cannot be reached or does not answer.
+    """
+    first, handoff = [], []
+    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+        model = served_models(client)[0]
+        for number in range(_PAIR_WARM_UPS + _PAIR_REQUESTS):
+            body = {
+                "model": model,
+                "messages": [{"role": "user", "content": f"Count from {number} upwards."}],
+                "max_tokens": _PAIR_TOKENS,
+                "temperature": 0,
+                "ignore_eos": True,
+                "tandem": {"mode": "full"},
+            }
+            answer = stream_chat(client, body, on_text=lambda _: None)
+            phases = answer.report["phases_ms"]
+            assert isinstance(phases, dict), "the report names its phases"
+            if number < _PAIR_WARM_UPS:
+                continue
+            first.append(answer.ttft_s - phases["prefill"] / 1000)
+            steps = (phases["first_decode"] + phases["decode"]) / 1000
+            handoff.append(answer.seconds - answer.ttft_s - steps)
+    return Overheads(
+        first_token_s=max(0.0, statistics.median(first)),
+        handoff_s=max(0.0, statistics.median(handoff)),
+    )
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _report(profile: MeasuredProfile, out: Path, *, with_pair: bool) -> None:
+    own = profile.overheads
+    print(
+        f"{out}: {profile.model.name}, {len(profile.prefill)} prompts, {len(profile.decode)} "
+        f"decode steps, {len(profile.transfer)} transfers over {profile.transport}, "
+        f"{1000 * own.first_token_s:.1f} ms around a first token, {1000 * own.handoff_s:.1f} ms "
+        f"around a handoff; commit {commit_text(profile.origin)}"
+    )
+    if not with_pair:
+        print("What lies around compute counts as 0: no pair was named (--url)", file=sys.stderr)

@@ -1,0 +1,155 @@
+"""Makes a measured profile of this machine: engines in this process, transfers from elsewhere."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from decode_service.engine.sizing import size_cache
+from loadtest.micro.measure import provenance
+from loadtest.micro.plan_points import time_prompts, time_steps
+from loadtest.plan.profile import (
+    FORMAT,
+    FULL,
+    DecodePoint,
+    KeepRule,
+    MeasuredProfile,
+    ModelShape,
+    Overheads,
+    PrefillPoint,
+    TransferPoint,
+    WorkerLimits,
+)
+from shared.errors import ConfigError
+from shared.model.weights import load_model
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureSettings:
+    """What is timed.
+
+    Raises:
+        ConfigError: too little for a profile.
+    """
+
+    model: str
+    """Catalog name, folder or hub id."""
+    device: str
+    """PyTorch device."""
+    dtype: str
+    """Of weights and KV."""
+    threads: int
+    """Compute threads on a CPU, as the workers have; 0 leaves the library's choice."""
+    lengths: tuple[int, ...]
+    """Prompt tokens; two or more."""
+    keep_rates: tuple[float, ...]
+    """Keep rates below 1; unpruned prompts are always timed."""
+    batches: tuple[int, ...]
+    """Rows of a step; 1 is always timed, and so is `max_batch`."""
+    contexts: tuple[int, ...]
+    """KV slots of a row; two or more."""
+    repeats: int
+    """Runs of each prompt, and a fourth of the steps of each batch."""
+    max_batch: int
+    """Rows of a step that decode workers take."""
+    kv_bytes: int
+    """Bytes of a decode worker's KV cache."""
+    slab_bytes: int
+    """Bytes of its landing slab."""
+
+    def __post_init__(self) -> None:
+        if min(len(set(self.lengths)), len(set(self.contexts))) < 2:  # noqa: PLR2004
+            raise ConfigError(
+                "one prompt length or one context makes no line: give two or more of each"
+            )
+        if min(*self.lengths, *self.contexts, *self.batches, self.repeats, self.max_batch) < 1:
+            raise ConfigError("lengths, contexts, batches and repeats are at least 1; raise them")
+        if not all(0 < rate < FULL for rate in self.keep_rates):
+            raise ConfigError("keep rates to measure are within 0 and 1; 1 is always measured")
+
+    @property
+    def all_batches(self) -> list[int]:
+        """Ascending; no batch above the workers' own."""
+        return sorted({1, self.max_batch, *(b for b in self.batches if b < self.max_batch)})
+
+
+def measure(
+    settings: MeasureSettings,
+    *,
+    transport: str,
+    seconds_by_bytes: Mapping[int, float],
+    overheads: Overheads,
+    command: str,
+    progress: Callable[[str], None],
+) -> MeasuredProfile:
+    """Times prompts and steps, and joins them with what is known of the transfers.
+
+    Args:
+        settings: what is timed.
+        transport: how the transfers went.
+        seconds_by_bytes: their times.
+        overheads: what a request waits for beside compute.
+        command: of this run.
+        progress: is told what happens, one line at a time.
+
+    Raises:
+        ConfigError: a size does not fit the model.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    loaded = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+    geometry, pruning = loaded.model.geometry(), loaded.profile.pruning
+    size = size_cache(geometry, pruning, kv_bytes=settings.kv_bytes)
+    prompts = time_prompts(
+        loaded,
+        lengths=sorted(set(settings.lengths)),
+        keep_rates=sorted({FULL, *settings.keep_rates}, reverse=True),
+        repeats=settings.repeats,
+        progress=progress,
+    )
+    steps = time_steps(
+        loaded,
+        size,
+        policies=("dense", "delta"),
+        batches=settings.all_batches,
+        contexts=sorted(set(settings.contexts)),
+        steps=4 * settings.repeats,
+        progress=progress,
+    )
+    return MeasuredProfile(
+        format=FORMAT,
+        model=ModelShape(
+            name=loaded.name,
+            num_layers=geometry.num_layers,
+            whole_layers=size.whole_layers,
+            token_bytes=geometry.token_bytes,
+            max_model_len=loaded.model.config.max_position,
+        ),
+        pruning=KeepRule(
+            keep_rate=pruning.keep_rate,
+            floor_tokens=max(pruning.min_keep, pruning.observation_window + 1),
+            bypass_below=pruning.bypass_below,
+        ),
+        prefill=tuple(PrefillPoint(**asdict(each)) for each in prompts),
+        decode=tuple(DecodePoint(**asdict(each)) for each in steps),
+        transport=transport,
+        transfer=tuple(
+            TransferPoint(nbytes=nbytes, seconds=seconds)
+            for nbytes, seconds in sorted(seconds_by_bytes.items())
+        ),
+        overheads=overheads,
+        limits=WorkerLimits(
+            max_batch=settings.max_batch,
+            pages_front=size.pages_front,
+            pages_rest=size.pages_rest,
+            slab_bytes=settings.slab_bytes,
+        ),
+        origin={**provenance(command=command), "settings": _plain(settings)},
+    )
+
+
+def _plain(settings: MeasureSettings) -> dict[str, Any]:
+    return {each.name: getattr(settings, each.name) for each in fields(settings)}

@@ -1,0 +1,124 @@
+"""A prefill worker: one prompt after the other, each delivered beside the next."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from loadtest.plan.clock import Clock
+from loadtest.plan.decode_worker import DecodeWorker
+from loadtest.plan.life import Life
+
+FIRST_BACKOFF_S = 0.05
+"""Shortest wait of a prompt for which no decode worker has room: the worker's own advice."""
+
+MAX_BACKOFF_S = 1.0
+"""Longest such wait; each is twice the one before."""
+
+RESERVE_WAIT_S = 10.0
+"""After so long a prompt is turned away."""
+
+
+class PromptWatcher(Protocol):
+    """Hears how a prompt fares."""
+
+    def started(self, life: Life) -> None:
+        """It has its room and is computed."""
+
+    def read(self, life: Life) -> None:
+        """Its first token is there."""
+
+    def sealed(self, life: Life, worker: int, decode: int) -> None:
+        """A decode worker has its KV."""
+
+    def refused(self, life: Life, worker: int) -> None:
+        """No decode worker found room for it."""
+
+
+class PrefillWorker:
+    """Reserves, computes, delivers.
+
+    Args:
+        number: its place among the prefill workers.
+        clock: simulated time.
+        decodes: all decode workers.
+        watcher: told of everything.
+        shares_with: a decode worker on the same device, which rests while a prompt is computed.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        clock: Clock,
+        *,
+        decodes: Sequence[DecodeWorker],
+        watcher: PromptWatcher,
+        shares_with: DecodeWorker | None = None,
+    ) -> None:
+        self._number = number
+        self._clock = clock
+        self._decodes = decodes
+        self._watcher = watcher
+        self._shares_with = shares_with
+        self._queue: deque[Life] = deque()
+        self._busy = False
+        self._sends_until = 0.0
+        self.busy_s = 0.0
+
+    def submit(self, life: Life) -> None:
+        """Queues a prompt."""
+        self._queue.append(life)
+        if not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        self._busy = bool(self._queue)
+        if self._busy:
+            self._reserve(self._queue.popleft(), waited=0.0, backoff=FIRST_BACKOFF_S)
+
+    def _reserve(self, life: Life, *, waited: float, backoff: float) -> None:
+        """The prompt at the head waits for room, and the others behind it."""
+        for decode in life.decodes:
+            if self._decodes[decode].reserve(life.work):
+                self._watcher.started(life)
+                self._begin(life, decode)
+                return
+        if waited + backoff > RESERVE_WAIT_S:
+            self._watcher.refused(life, self._number)
+            self._next()
+            return
+        again = min(MAX_BACKOFF_S, 2 * backoff)
+        self._clock.after(
+            backoff, lambda: self._reserve(life, waited=waited + backoff, backoff=again)
+        )
+
+    def _begin(self, life: Life, decode: int) -> None:
+        if self._shares_with is None:
+            self._compute(life, decode)
+        else:
+            self._shares_with.pause(lambda: self._compute(life, decode))
+
+    def _compute(self, life: Life, decode: int) -> None:
+        began = self._clock.now
+        self.busy_s += life.work.prefill_s
+        self._clock.after(life.work.prefill_s, lambda: self._computed(life, decode, began))
+
+    def _computed(self, life: Life, decode: int, began: float) -> None:
+        life.first_at = self._clock.now
+        if self._shares_with is not None:
+            self._shares_with.resume()
+        self._watcher.read(life)
+        arrives = self._delivered_at(life, self._decodes[decode], began)
+        self._clock.after(
+            arrives - self._clock.now, lambda: self._watcher.sealed(life, self._number, decode)
+        )
+        self._next()
+
+    def _delivered_at(self, life: Life, decode: DecodeWorker, began: float) -> float:
+        """Parts leave as they become final; one link out and one link in, one cache at a time."""
+        work = life.work
+        part = work.transfer_s / len(work.ready)
+        done = max(self._sends_until, decode.receives_until, began)
+        for share in work.ready:
+            done = max(done, began + share * work.prefill_s) + part
+        self._sends_until = decode.receives_until = done
+        return max(done, self._clock.now)
