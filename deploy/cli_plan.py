@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -30,46 +31,54 @@ Balancer = Annotated[
 _DEFAULT_GPUS = "1,2,4,8,16,32,64,128,256,512,1024"
 
 
+Slo = Annotated[
+    list[str] | None,
+    typer.Option(help="CLASS:ttft=S,tpot=S[,gap=S] instead of a class's own; repeatable."),
+]
+Rate = Annotated[
+    float | None, typer.Option(help="Requests a second; finds the fewest GPUs for them.")
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        help="GPU counts; finds the highest rate of each. 1 to 1024 by powers of two when no "
+        "--rate is given."
+    ),
+]
+Keep = Annotated[
+    str, typer.Option(help="CLAA keep rates, arms each; the profile's own when empty.")
+]
+Trace = Annotated[Path | None, typer.Option(help="Recorded requests, for --workload trace.")]
+Sizes = Annotated[
+    str, typer.Option(help="Prompt and answer sizes, and bounds, of a load run: cpu or gpu.")
+]
+Attainment = Annotated[float, typer.Option(help="Share that must be served in time.")]
+Burst = Annotated[
+    float, typer.Option(help="Variation of the gaps: 1 is Poisson, 2 to 4 are bursts.")
+]
+QueueTokens = Annotated[
+    int, typer.Option(min=0, help="Prompt tokens that may wait; 0 is any number.")
+]
+Jobs = Annotated[int, typer.Option(min=0, help="Arms simulated side by side; 0 takes every core.")]
+
+
 @plan_app.callback()
 def plan(
     context: typer.Context,
     profile: ProfileFile = None,
     workload: Annotated[str, typer.Option(help="chat, rag, reasoning, mixed or trace.")] = "chat",
-    sizes: Annotated[
-        str, typer.Option(help="Prompt and answer sizes, and bounds, of a load run: cpu or gpu.")
-    ] = "gpu",
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(help="CLASS:ttft=S,tpot=S[,gap=S] instead of a class's own; repeatable."),
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Requests a second; finds the fewest GPUs for them.")
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            help="GPU counts; finds the highest rate of each. 1 to 1024 by powers of two "
-            "when no --rate is given."
-        ),
-    ] = None,
-    keep: Annotated[
-        str, typer.Option(help="CLAA keep rates, arms each; the profile's own when empty.")
-    ] = "",
-    attainment: Annotated[float, typer.Option(help="Share that must be served in time.")] = 0.95,
-    burst: Annotated[
-        float, typer.Option(help="Variation of the gaps: 1 is Poisson, 2 to 4 are bursts.")
-    ] = 1.0,
-    trace: Annotated[
-        Path | None, typer.Option(help="Recorded requests, for --workload trace.")
-    ] = None,
-    balancer: Balancer = "least_loaded",
-    queue_tokens: Annotated[
-        int, typer.Option(min=0, help="Prompt tokens that may wait; 0 is any number.")
-    ] = 0,
+    sizes: Sizes = "gpu",
+    slo: Slo = None,
+    rate: Rate = None,
+    gpus: Gpus = None,
+    keep: Keep = "",
+    attainment: Attainment = 0.95,
+    burst: Burst = 1.0,
+    trace: Trace = None,
+    balancer: Balancer = "power_of_two",
+    queue_tokens: QueueTokens = 0,
     seed: Annotated[int, typer.Option(help="Of arrivals, sizes and choices.")] = 0,
-    jobs: Annotated[
-        int, typer.Option(min=0, help="Arms simulated side by side; 0 takes every core.")
-    ] = 0,
+    jobs: Jobs = 0,
     as_json: Json = False,
 ) -> None:
     """Simulates xPyD clusters for a workload and compares full attention, CLAA, DELTA and both.
@@ -83,6 +92,7 @@ def plan(
     """
     if context.invoked_subcommand is not None:
         return
+    _need_simpy()
     from deploy.plan import run_plan
     from loadtest.load.settings import LoadSettings
     from loadtest.plan.cluster import GatewayRules
@@ -186,6 +196,7 @@ def validate(
     JSON keys: figures (by name measured, predicted, relative_error), ok, within, split, arm,
     workload, requests, command, commit, uncommitted_changes, hardware and python.
     """
+    _need_simpy()
     from deploy.plan_validate import run_validate
     from loadtest.plan.cluster import Split
 
@@ -205,6 +216,14 @@ def validate(
 def command_line() -> str:
     """What was typed, to be typed again."""
     return shlex.join(["tandem", *sys.argv[1:]])
+
+
+def _need_simpy() -> None:
+    if find_spec("simpy") is None:
+        raise ConfigError(
+            "simpy is not installed, which runs the simulated events: the extra `loadtest` brings "
+            "it; pip install -c constraints.txt -e '.[loadtest]'"
+        )
 
 
 def _given(profile: Path | None) -> Path:

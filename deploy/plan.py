@@ -17,6 +17,8 @@ _COLUMNS = (
     "in time", "busy P/D",
 )  # fmt: skip
 
+_WIDTH = 120
+
 
 def run_plan(profile_file: Path, settings: PlanSettings, *, command: str, as_json: bool) -> None:
     """Plans and prints.
@@ -36,6 +38,8 @@ def run_plan(profile_file: Path, settings: PlanSettings, *, command: str, as_jso
 def print_plan(result: Mapping[str, Any]) -> None:
     """Prints the tables of a plan."""
     console = Console(soft_wrap=True, highlight=False)
+    # Ten columns of figures: lines that a terminal breaks are better than cells that are cut.
+    console.width = max(console.width, _WIDTH)
     if result["rate"] is not None:
         console.print(f"Fewest GPUs for {result['rate']:g} requests/s, and their best splits")
         console.print(_table(_smallest_rows(result["arms"])))

@@ -49,6 +49,7 @@ class DecodeWorker:
         self._arrived: deque[Life] = deque()
         self._curve: StepCurve | None = None
         self._began = 0.0
+        self._stopped = 0.0
         self._planned = 0
         self._plan_number = 0
         self._cut = False
@@ -141,6 +142,7 @@ class DecodeWorker:
         if self._pauses:
             self._rest()
             return
+        stayed = len(self._ends)
         taken = []
         while self._arrived and len(self._ends) < self._limits.max_batch:
             taken.append(self._take(self._arrived.popleft()))
@@ -150,6 +152,9 @@ class DecodeWorker:
         self._began = self._clock.now
         self._cut = False
         first_step = self._curve.step(self._context_sum / len(self._ends))
+        if stayed and self._began > self._stopped:
+            # After a pause; of those who join now it is no gap, they count from their first token.
+            self._remember(self._began + first_step - self._stopped)
         for life in taken:
             assert life.first_at is not None, "its prompt was read"
             # The handoff lies between its first two tokens.
@@ -181,6 +186,7 @@ class DecodeWorker:
         rows, steps = len(self._ends), self._planned
         longest = self._curve.step(self._context_sum / rows + steps - 1)
         self._curve = None
+        self._stopped = self._clock.now
         self.busy_s += seconds
         self._steps_done += steps
         self._context_sum += rows * steps
@@ -198,7 +204,7 @@ class DecodeWorker:
         self._ended(life)
 
     def _remember(self, seconds: float) -> None:
-        """Keeps, of the segments so far, those whose steps no later one surpassed."""
+        """Keeps, of the gaps so far, those that no later one surpassed."""
         while self._gaps and self._gaps[-1][1] <= seconds:
             self._gaps.pop()
         self._gaps.append((self._steps_done, seconds))

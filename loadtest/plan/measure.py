@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from decode_service.engine.sizing import size_cache
+from decode_service.engine.sizing import CacheSize, size_cache
 from loadtest.micro.measure import provenance
 from loadtest.micro.plan_points import time_prompts, time_steps
 from loadtest.plan.profile import (
@@ -22,7 +22,8 @@ from loadtest.plan.profile import (
     WorkerLimits,
 )
 from shared.errors import ConfigError
-from shared.model.weights import load_model
+from shared.model.weights import LoadedModel, load_model
+from shared.types.methods import PruningParams
 
 MIB = 1 << 20
 
@@ -101,8 +102,7 @@ def measure(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     loaded = load_model(settings.model, dtype=settings.dtype, device=settings.device)
-    geometry, pruning = loaded.model.geometry(), loaded.profile.pruning
-    size = size_cache(geometry, pruning, kv_bytes=settings.kv_bytes)
+    size = size_cache(loaded.model.geometry(), loaded.profile.pruning, kv_bytes=settings.kv_bytes)
     prompts = time_prompts(
         loaded,
         lengths=sorted(set(settings.lengths)),
@@ -121,18 +121,8 @@ def measure(
     )
     return MeasuredProfile(
         format=FORMAT,
-        model=ModelShape(
-            name=loaded.name,
-            num_layers=geometry.num_layers,
-            whole_layers=size.whole_layers,
-            token_bytes=geometry.token_bytes,
-            max_model_len=loaded.model.config.max_position,
-        ),
-        pruning=KeepRule(
-            keep_rate=pruning.keep_rate,
-            floor_tokens=max(pruning.min_keep, pruning.observation_window + 1),
-            bypass_below=pruning.bypass_below,
-        ),
+        model=_shape(loaded, size),
+        pruning=_rule(loaded.profile.pruning),
         prefill=tuple(PrefillPoint(**asdict(each)) for each in prompts),
         decode=tuple(DecodePoint(**asdict(each)) for each in steps),
         transport=transport,
@@ -148,6 +138,25 @@ def measure(
             slab_bytes=settings.slab_bytes,
         ),
         origin={**provenance(command=command), "settings": _plain(settings)},
+    )
+
+
+def _shape(loaded: LoadedModel, size: CacheSize) -> ModelShape:
+    geometry = loaded.model.geometry()
+    return ModelShape(
+        name=loaded.name,
+        num_layers=geometry.num_layers,
+        whole_layers=size.whole_layers,
+        token_bytes=geometry.token_bytes,
+        max_model_len=loaded.model.config.max_position,
+    )
+
+
+def _rule(pruning: PruningParams) -> KeepRule:
+    return KeepRule(
+        keep_rate=pruning.keep_rate,
+        floor_tokens=max(pruning.min_keep, pruning.observation_window + 1),
+        bypass_below=pruning.bypass_below,
     )
 
 

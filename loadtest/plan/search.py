@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 
 from loadtest.plan.arms import Arm
 from loadtest.plan.cluster import Cluster, GatewayRules, Split
@@ -15,8 +15,8 @@ from loadtest.plan.work import Costs, costs_of
 SAMPLE = 2_000
 """Requests whose means tell where to begin."""
 
-MIN_REQUESTS = 600
-"""Requests in the window that is judged, at least: 30 above the 95th percentile."""
+MIN_REQUESTS = 2_000
+"""Requests in the window that is judged, at least: 100 above the 95th percentile."""
 
 MOST_GPUS = 1_024
 """Largest cluster that is looked for."""
@@ -24,12 +24,13 @@ MOST_GPUS = 1_024
 SCOUT_GPUS = 32
 """Larger clusters begin with what this many GPUs do; a split of it is as fine as a 32nd."""
 
-_WARM_UP = 1.25
-_WINDOW = 1.25
+_WARM_UP = 2.0
+_WINDOW = 2.0
 _WINDOW_OF_TTFT = 5
 _SPREAD = (1.0, 0.85, 1.18, 0.7, 1.4)
 _HALVINGS = 4
 _BETTER = 1.02
+_ENDED_SHARE = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +212,7 @@ class Planner:
             begin_s=max(0.0, moments[-1] - window),
             end_s=moments[-1],
         )
-        carried = rate <= self.fluid.capacity(split)
+        carried = rate <= self.fluid.capacity(split) and _keeps_up(figures, window)
         return Trial(
             arm=self.arm,
             split=split,
@@ -233,3 +234,12 @@ class Planner:
             beyond_prefill=self._costs.beyond_prefill,
             beyond_decode=self._costs.beyond_decode,
         )
+
+
+def _keeps_up(figures: Figures, window_s: float) -> bool:
+    """Whether about as many requests ended as came, so that no queue grows unseen.
+
+    In a steady state both numbers have the same mean; two deviations of chance are allowed.
+    """
+    ended = figures.throughput_per_s * window_s
+    return ended >= _ENDED_SHARE * figures.offered - 2 * sqrt(figures.offered)

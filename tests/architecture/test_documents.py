@@ -26,6 +26,8 @@ def command_names() -> set[str]:
     group = typer.main.get_group(app)
     for name, command in group.commands.items():
         children = getattr(command, "commands", {})
+        if getattr(command, "invoke_without_command", False):
+            names.add(name)
         names |= {f"{name} {child}" for child in children} if children else {name}
     return names
 
@@ -34,7 +36,7 @@ def documented_commands(text: str) -> set[str]:
     known_groups = {name.split()[0] for name in command_names() if " " in name}
     found = set()
     for first, second in re.findall(r"\btandem ([a-z]+)(?: ([a-z]+))?", text):
-        found.add(f"{first} {second}" if first in known_groups else first)
+        found.add(f"{first} {second}".rstrip() if first in known_groups else first)
     return found
 
 

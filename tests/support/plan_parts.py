@@ -21,7 +21,7 @@ KIND = RequestClass(
 def profile_json(
     *,
     prefill_s: Callable[[int, float], float] = lambda tokens, rate: tokens * rate / 1000,
-    step_s: Callable[[str, int, int], float] = lambda policy, batch, context: 0.01,
+    step_s: Callable[[str, int, int], float] = lambda _policy, _batch, _context: 0.01,
     **other: Any,
 ) -> dict[str, Any]:
     """A profile as its file has it; times are lines between few points."""

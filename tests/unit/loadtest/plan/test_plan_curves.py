@@ -41,9 +41,11 @@ def test_steps_until_is_the_first_that_reaches_the_time(context: int, seconds: f
 
 
 def test_batches_and_keep_rates_between_the_measured_ones_are_lines():
-    profile = made_profile(step_s=lambda policy, batch, context: 0.01 * batch)
+    profile = made_profile(step_s=lambda _policy, batch, _context: 0.01 * batch)
     times = DecodeTimes(profile, "dense")
-    assert [times.rows(batch).step(100) for batch in (1, 8, 36)] == pytest.approx([0.01, 0.08, 0.36])
+    assert [times.rows(batch).step(100) for batch in (1, 8, 36)] == pytest.approx(
+        [0.01, 0.08, 0.36]
+    )
     assert PrefillTimes(profile, 0.6).seconds(1_000) == pytest.approx(0.6, rel=1e-3)
 
 

@@ -1,5 +1,6 @@
 """Segments of steps in closed form against a loop that takes one step after the other."""
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ from loadtest.plan.work import Work
 from tests.support.plan_parts import made_profile, requests_of
 
 PROFILE = made_profile(
-    step_s=lambda policy, batch, context: 0.002 + 0.001 * batch + batch * context * 1e-6
+    step_s=lambda _policy, batch, context: 0.002 + 0.001 * batch + batch * context * 1e-6
 )
 LIMITS = WorkerLimits(max_batch=4, pages_front=1_000, pages_rest=1_000, slab_bytes=1 << 20)
 
@@ -49,7 +50,7 @@ def by_segments(sizes: list[tuple[int, int]], moments: list[float]) -> list[tupl
     for life in lives:
         assert worker.reserve(life.work)
         worker.landed(life.work)
-        clock.after(life.due, lambda life=life: worker.join(life))
+        clock.after(life.due, partial(worker.join, life))
     clock.run()
     assert worker.idle
     return [(life.last_at or 0.0, life.longest_gap) for life in lives]

@@ -19,7 +19,7 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_prompts_of_one_length_wait_as_in_m_d_1(load: float):
-    profile = made_profile(prefill_s=lambda tokens, rate: 0.1)
+    profile = made_profile(prefill_s=lambda _tokens, _rate: 0.1)
     count = 20_000
     moments = poisson(load / 0.1, count, seed=1)
     found = simulated(profile, [(100, 1)] * count, moments)
@@ -31,7 +31,7 @@ def test_prompts_of_one_length_wait_as_in_m_d_1(load: float):
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_prompts_of_exponential_length_wait_as_in_m_m_1(load: float):
-    profile = made_profile(prefill_s=lambda tokens, rate: tokens / 1000)
+    profile = made_profile(prefill_s=lambda tokens, _rate: tokens / 1000)
     count, random = 20_000, Random(2)
     sizes = [(1 + min(8_000, int(random.expovariate(1 / 200))), 1) for _ in range(count)]
     mean = statistics.mean(prompt for prompt, _ in sizes) / 1000
@@ -45,7 +45,7 @@ def test_prompts_of_exponential_length_wait_as_in_m_m_1(load: float):
 
 
 def test_two_workers_behind_one_queue_wait_as_in_m_d_2():
-    profile = made_profile(prefill_s=lambda tokens, rate: 0.1)
+    profile = made_profile(prefill_s=lambda _tokens, _rate: 0.1)
     load, count = 0.8, 20_000
     moments = poisson(2 * load / 0.1, count, seed=4)
     found = simulated(profile, [(100, 1)] * count, moments, split=Split(prefill=2, decode=1))
@@ -57,7 +57,7 @@ def test_two_workers_behind_one_queue_wait_as_in_m_d_2():
 
 def test_answers_without_waiting_stay_as_long_as_their_steps():
     """Steps that cost the same whatever the batch make every row's time its own: M/G/infinity."""
-    profile = made_profile(prefill_s=lambda tokens, rate: 1e-6)
+    profile = made_profile(prefill_s=lambda _tokens, _rate: 1e-6)
     count, rate = 4_000, 20.0
     found = simulated(profile, [(10, 101)] * count, poisson(rate, count, seed=5))
     spoken = [o.e2e_s - o.ttft_s for o in found.outcomes if o.e2e_s and o.ttft_s]
@@ -67,7 +67,7 @@ def test_answers_without_waiting_stay_as_long_as_their_steps():
 
 
 def test_a_full_batch_bounds_the_throughput():
-    profile = made_profile(prefill_s=lambda tokens, rate: 1e-6)
+    profile = made_profile(prefill_s=lambda _tokens, _rate: 1e-6)
     count = 2_000
     found = simulated(profile, [(10, 101)] * count, [0.0] * count)
     # 64 rows of 100 steps of 10 ms: one batch a second.
