@@ -141,6 +141,9 @@ def measure(
             help="Gateway of an idle pair, to measure what lies around compute; none counts as 0."
         ),
     ] = "",
+    same_host: Annotated[
+        bool, typer.Option("--same-host", help="Time each role beside the other one as well.")
+    ] = False,
     max_batch: Annotated[int, typer.Option(min=1, help="As the decode workers' setting.")] = 32,
     kv_bytes: Annotated[int, typer.Option(min=1, help="As the decode workers' setting.")] = 1 << 30,
     slab_bytes: Annotated[int, typer.Option(min=1, help="As the decode workers' setting.")] = 512
@@ -174,6 +177,7 @@ def measure(
         transport=transport,
         sizes_mib=_numbers(transfers, int, "--transfers"),
         url=url,
+        same_host=same_host,
         command=command_line(),
     )
 
@@ -184,6 +188,9 @@ def validate(
     profile: ProfileFile = None,
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers of that run.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers of that run.")] = 1,
+    same_host: Annotated[
+        bool, typer.Option("--same-host", help="Its workers competed for one machine's cores.")
+    ] = False,
     arm: Annotated[str, typer.Option(help="What it served: full, claa, delta or both.")] = "both",
     balancer: Balancer = "least_loaded",
     within: Annotated[float, typer.Option(min=0.0, help="Largest relative error.")] = 0.2,
@@ -203,7 +210,7 @@ def validate(
     code = run_validate(
         _given(profile),
         run,
-        split=Split(prefill=prefill, decode=decode),
+        split=Split(prefill=prefill, decode=decode, same_host=same_host),
         arm=arm,
         balancer=balancer,
         within=within,

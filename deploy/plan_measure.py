@@ -10,8 +10,9 @@ import httpx
 from deploy.bench_transfer import measure as measure_transfers
 from deploy.rest_client import served_models, stream_chat
 from loadtest.machine import commit_text
-from loadtest.plan.measure import MIB, MeasureSettings, measure
-from loadtest.plan.profile import MeasuredProfile, Overheads
+from loadtest.micro.plan_contention import ContentionWork, Role, time_contention
+from loadtest.plan.measure import MIB, MeasureSettings, Surroundings, measure
+from loadtest.plan.profile import Contention, MeasuredProfile, Overheads
 from loadtest.plan.profile_file import write_profile
 from shared.errors import TransportError
 
@@ -28,6 +29,7 @@ def run_measure(
     transport: str,
     sizes_mib: Sequence[int],
     url: str,
+    same_host: bool,
     command: str,
 ) -> None:
     """Measures and writes the profile.
@@ -38,6 +40,7 @@ def run_measure(
         transport: name.
         sizes_mib: payloads to time.
         url: gateway of an idle pair; empty takes no time for what lies around compute.
+        same_host: time each role beside the other one too.
         command: as it was typed.
 
     Raises:
@@ -57,16 +60,40 @@ def run_measure(
         seconds[nbytes] = nbytes / (size["gbps"][transport]["median"] * 1e9)
     # Before the engines: a pair on this machine must not compete with what is timed.
     overheads = pair_overheads(url) if url else Overheads(first_token_s=0.0, handoff_s=0.0)
-    profile = measure(
-        settings,
+    surroundings = Surroundings(
         transport=transport,
         seconds_by_bytes=seconds,
         overheads=overheads,
-        command=command,
-        progress=_tell,
+        contention=contention_of(settings) if same_host else Contention(),
     )
+    profile = measure(settings, surroundings, command=command, progress=_tell)
     write_profile(profile, out)
     _report(profile, out, with_pair=bool(url))
+
+
+def contention_of(settings: MeasureSettings) -> Contention:
+    """How both roles slow each other down on this host, at the middle sizes of the settings.
+
+    Raises:
+        TandemError: it could not be measured.
+    """
+    work = ContentionWork(
+        model=settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        tokens=_middle(settings.lengths),
+        batch=_middle(settings.all_batches),
+        context=_middle(settings.contexts),
+        kv_bytes=settings.kv_bytes,
+        repeats=settings.repeats,
+    )
+    found = time_contention(work, progress=_tell)
+    return Contention(prefill=found[Role.PREFILL], decode=found[Role.DECODE])
+
+
+def _middle(values: Sequence[int]) -> int:
+    return sorted(values)[len(values) // 2]
 
 
 def pair_overheads(url: str) -> Overheads:

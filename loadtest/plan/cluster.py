@@ -9,8 +9,8 @@ from loadtest.load.outcome import Outcome
 from loadtest.plan.clock import Clock
 from loadtest.plan.decode_worker import DecodeWorker
 from loadtest.plan.life import Life
-from loadtest.plan.prefill_worker import PrefillWorker
-from loadtest.plan.profile import MeasuredProfile
+from loadtest.plan.prefill_worker import Neighbours, PrefillWorker
+from loadtest.plan.profile import Contention, MeasuredProfile
 from loadtest.plan.router import order_of
 from loadtest.plan.work import Costs, Work
 from shared.errors import ConfigError
@@ -32,6 +32,9 @@ class Split:
     """Decode workers."""
     shared_device: bool = False
     """One GPU is both: the decode worker rests while a prompt is computed."""
+
+    same_host: bool = False
+    """All workers compete for the cores of one machine, as the profile's `contention` says."""
 
     @property
     def gpus(self) -> int:
@@ -100,10 +103,20 @@ class Cluster:
         self._rules = rules
         self._costs = costs
         self._clock = Clock()
+        contention = profile.contention if split.same_host else Contention()
         self._decodes = [
-            DecodeWorker(self._clock, times=costs.decode, limits=profile.limits, ended=self._ended)
+            DecodeWorker(
+                self._clock,
+                times=costs.decode,
+                limits=profile.limits,
+                slowdown=contention.decode,
+                ended=self._ended,
+            )
             for _ in range(split.decode)
         ]
+        neighbours = Neighbours(
+            workers=self._decodes if split.same_host else (), slowdown=contention.prefill
+        )
         self._prefills = [
             PrefillWorker(
                 number,
@@ -111,6 +124,7 @@ class Cluster:
                 decodes=self._decodes,
                 watcher=self,
                 shares_with=self._decodes[0] if split.shared_device else None,
+                beside=neighbours,
             )
             for number in range(split.prefill)
         ]

@@ -22,6 +22,7 @@ class DecodeWorker:
         clock: simulated time.
         times: of steps.
         limits: rows, pages and slab.
+        slowdown: how much longer steps take while a prompt is computed beside them.
         ended: told of every row that is complete.
     """
 
@@ -31,12 +32,16 @@ class DecodeWorker:
         *,
         times: DecodeTimes,
         limits: WorkerLimits,
+        slowdown: float = 1.0,
         ended: Callable[[Life], None],
     ) -> None:
         self._clock = clock
         self._times = times
         self._limits = limits
         self._ended = ended
+        self._slowdown = slowdown
+        self._prompts_beside = 0
+        self._factor = 1.0
         self.free_front = limits.pages_front
         self.free_rest = limits.pages_rest
         self.free_slab = limits.slab_bytes
@@ -126,6 +131,17 @@ class DecodeWorker:
         if self._curve is None:
             self._plan()
 
+    @property
+    def stepping(self) -> bool:
+        """Whether a step is under way."""
+        return self._curve is not None
+
+    def prompt_beside(self, *, begins: bool) -> None:
+        """A prompt begins or ends on the same host; it counts from the next step on."""
+        self._prompts_beside += 1 if begins else -1
+        if self._slowdown > 1 and self._curve is not None:
+            self._cut_short()
+
     def _cut_short(self) -> None:
         """Ends the segment with the step that is under way."""
         if self._cut:
@@ -133,7 +149,9 @@ class DecodeWorker:
         self._cut = True
         assert self._curve is not None, "only a segment that runs is cut"
         context = self._context_sum / len(self._ends)
-        steps = self._curve.steps_until(context, self._clock.now - self._began, most=self._planned)
+        steps = self._curve.steps_until(
+            context, (self._clock.now - self._began) / self._factor, most=self._planned
+        )
         if steps < self._planned:
             self._schedule(steps)
 
@@ -151,7 +169,8 @@ class DecodeWorker:
         self._curve = self._times.rows(len(self._ends))
         self._began = self._clock.now
         self._cut = False
-        first_step = self._curve.step(self._context_sum / len(self._ends))
+        self._factor = self._slowdown if self._prompts_beside else 1.0
+        first_step = self._factor * self._curve.step(self._context_sum / len(self._ends))
         if stayed and self._began > self._stopped:
             # After a pause; of those who join now it is no gap, they count from their first token.
             self._remember(self._began + first_step - self._stopped)
@@ -175,7 +194,7 @@ class DecodeWorker:
         self._plan_number += 1
         number = self._plan_number
         context = self._context_sum / len(self._ends)
-        seconds = self._curve.total(context, steps)
+        seconds = self._factor * self._curve.total(context, steps)
         left = self._began + seconds - self._clock.now
         self._clock.after(left, lambda: self._segment_over(number, seconds))
 
@@ -184,7 +203,7 @@ class DecodeWorker:
             return  # it was cut short
         assert self._curve is not None, "it ran"
         rows, steps = len(self._ends), self._planned
-        longest = self._curve.step(self._context_sum / rows + steps - 1)
+        longest = self._factor * self._curve.step(self._context_sum / rows + steps - 1)
         self._curve = None
         self._stopped = self._clock.now
         self.busy_s += seconds

@@ -12,6 +12,7 @@ from loadtest.micro.plan_points import time_prompts, time_steps
 from loadtest.plan.profile import (
     FORMAT,
     FULL,
+    Contention,
     DecodePoint,
     KeepRule,
     MeasuredProfile,
@@ -77,22 +78,32 @@ class MeasureSettings:
         return sorted({1, self.max_batch, *(b for b in self.batches if b < self.max_batch)})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What was measured outside this process."""
+
+    transport: str
+    """How KV was moved."""
+    seconds_by_bytes: Mapping[int, float]
+    """Times of its transfers."""
+    overheads: Overheads
+    """What a request waits for beside compute."""
+    contention: Contention
+    """Of both roles on this host."""
+
+
 def measure(
     settings: MeasureSettings,
+    surroundings: Surroundings,
     *,
-    transport: str,
-    seconds_by_bytes: Mapping[int, float],
-    overheads: Overheads,
     command: str,
     progress: Callable[[str], None],
 ) -> MeasuredProfile:
-    """Times prompts and steps, and joins them with what is known of the transfers.
+    """Times prompts and steps, and joins them with what is known of the rest.
 
     Args:
         settings: what is timed.
-        transport: how the transfers went.
-        seconds_by_bytes: their times.
-        overheads: what a request waits for beside compute.
+        surroundings: what was measured elsewhere.
         command: of this run.
         progress: is told what happens, one line at a time.
 
@@ -125,18 +136,11 @@ def measure(
         pruning=_rule(loaded.profile.pruning),
         prefill=tuple(PrefillPoint(**asdict(each)) for each in prompts),
         decode=tuple(DecodePoint(**asdict(each)) for each in steps),
-        transport=transport,
-        transfer=tuple(
-            TransferPoint(nbytes=nbytes, seconds=seconds)
-            for nbytes, seconds in sorted(seconds_by_bytes.items())
-        ),
-        overheads=overheads,
-        limits=WorkerLimits(
-            max_batch=settings.max_batch,
-            pages_front=size.pages_front,
-            pages_rest=size.pages_rest,
-            slab_bytes=settings.slab_bytes,
-        ),
+        transport=surroundings.transport,
+        transfer=_transfers(surroundings.seconds_by_bytes),
+        overheads=surroundings.overheads,
+        contention=surroundings.contention,
+        limits=_limits(settings, size),
         origin={**provenance(command=command), "settings": _plain(settings)},
     )
 
@@ -157,6 +161,22 @@ def _rule(pruning: PruningParams) -> KeepRule:
         keep_rate=pruning.keep_rate,
         floor_tokens=max(pruning.min_keep, pruning.observation_window + 1),
         bypass_below=pruning.bypass_below,
+    )
+
+
+def _transfers(seconds_by_bytes: Mapping[int, float]) -> tuple[TransferPoint, ...]:
+    return tuple(
+        TransferPoint(nbytes=nbytes, seconds=seconds)
+        for nbytes, seconds in sorted(seconds_by_bytes.items())
+    )
+
+
+def _limits(settings: MeasureSettings, size: CacheSize) -> WorkerLimits:
+    return WorkerLimits(
+        max_batch=settings.max_batch,
+        pages_front=size.pages_front,
+        pages_rest=size.pages_rest,
+        slab_bytes=settings.slab_bytes,
     )
 
 

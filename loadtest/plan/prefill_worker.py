@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from loadtest.plan.clock import Clock
@@ -34,6 +35,20 @@ class PromptWatcher(Protocol):
         """No decode worker found room for it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbours:
+    """Decode workers on the same host."""
+
+    workers: Sequence[DecodeWorker] = ()
+    """Which."""
+    slowdown: float = 1.0
+    """How much longer a prompt takes that begins while one of them steps."""
+
+
+NOBODY = Neighbours()
+"""A host of its own."""
+
+
 class PrefillWorker:
     """Reserves, computes, delivers.
 
@@ -43,6 +58,7 @@ class PrefillWorker:
         decodes: all decode workers.
         watcher: told of everything.
         shares_with: a decode worker on the same device, which rests while a prompt is computed.
+        beside: decode workers that compete for the host's cores.
     """
 
     def __init__(
@@ -53,12 +69,14 @@ class PrefillWorker:
         decodes: Sequence[DecodeWorker],
         watcher: PromptWatcher,
         shares_with: DecodeWorker | None = None,
+        beside: Neighbours = NOBODY,
     ) -> None:
         self._number = number
         self._clock = clock
         self._decodes = decodes
         self._watcher = watcher
         self._shares_with = shares_with
+        self._beside = beside
         self._queue: deque[Life] = deque()
         self._busy = False
         self._sends_until = 0.0
@@ -99,11 +117,18 @@ class PrefillWorker:
 
     def _compute(self, life: Life, decode: int) -> None:
         began = self._clock.now
-        self.busy_s += life.work.prefill_s
-        self._clock.after(life.work.prefill_s, lambda: self._computed(life, decode, began))
+        beside = self._beside
+        slowed = any(worker.stepping for worker in beside.workers)
+        seconds = life.work.prefill_s * (beside.slowdown if slowed else 1.0)
+        self.busy_s += seconds
+        for worker in beside.workers:
+            worker.prompt_beside(begins=True)
+        self._clock.after(seconds, lambda: self._computed(life, decode, began))
 
     def _computed(self, life: Life, decode: int, began: float) -> None:
         life.first_at = self._clock.now
+        for worker in self._beside.workers:
+            worker.prompt_beside(begins=False)
         if self._shares_with is not None:
             self._shares_with.resume()
         self._watcher.read(life)
@@ -115,10 +140,10 @@ class PrefillWorker:
 
     def _delivered_at(self, life: Life, decode: DecodeWorker, began: float) -> float:
         """Parts leave as they become final; one link out and one link in, one cache at a time."""
-        work = life.work
+        work, took = life.work, self._clock.now - began
         part = work.transfer_s / len(work.ready)
         done = max(self._sends_until, decode.receives_until, began)
         for share in work.ready:
-            done = max(done, began + share * work.prefill_s) + part
+            done = max(done, began + share * took) + part
         self._sends_until = decode.receives_until = done
         return max(done, self._clock.now)

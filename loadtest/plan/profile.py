@@ -100,6 +100,16 @@ class Overheads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Contention:
+    """How much longer a role takes while the other one computes on the same host."""
+
+    prefill: float = 1.0
+    """Times the prompt's own time, while decode steps run."""
+    decode: float = 1.0
+    """Times a step's own time, while a prompt is computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
     """What a decode worker has."""
 
@@ -139,6 +149,8 @@ class MeasuredProfile:
     """What else takes time."""
     limits: WorkerLimits
     """What the decode workers had."""
+    contention: Contention = field(default_factory=Contention)
+    """Of a pair on one host; workers with devices and hosts of their own have none."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Command, commit and hardware; not read."""
 
@@ -230,6 +242,8 @@ class MeasuredProfile:
 
     def _check_limits(self) -> None:
         limits = self.limits
+        if min(self.contention.prefill, self.contention.decode) < 1:
+            raise _bad("contention", "must be at least 1: nobody is faster for company")
         _positive(
             "limits",
             max_batch=limits.max_batch,

@@ -1,11 +1,13 @@
 """Measuring on the tiny model: every point is there, and the profile is one that can be read."""
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
 
-from loadtest.plan.measure import MIB, MeasureSettings, measure
-from loadtest.plan.profile import MeasuredProfile, Overheads
+from loadtest.micro.plan_contention import ContentionWork, Role, time_contention
+from loadtest.plan.measure import MIB, MeasureSettings, Surroundings, measure
+from loadtest.plan.profile import Contention, MeasuredProfile, Overheads
 from loadtest.plan.profile_file import read_profile, write_profile
 from shared.errors import ConfigError
 
@@ -20,11 +22,15 @@ def settings(model: Path, **changes: object) -> MeasureSettings:
 
 
 def measured(chosen: MeasureSettings) -> MeasuredProfile:
-    return measure(
-        chosen,
+    surroundings = Surroundings(
         transport="grpc",
         seconds_by_bytes={MIB: 0.002, 8 * MIB: 0.009},
         overheads=Overheads(first_token_s=0.001, handoff_s=0.002),
+        contention=Contention(prefill=1.25),
+    )
+    return measure(
+        chosen,
+        surroundings,
         command="tandem plan measure",
         progress=lambda _line: None,
     )
@@ -46,6 +52,7 @@ def test_a_measured_profile_has_every_point_and_is_read_again(tiny_model_dir: Pa
     assert min(times) > 0
     assert profile.model.num_layers >= profile.model.whole_layers >= 1
     assert profile.origin["settings"]["max_batch"] == 4
+    assert profile.contention == Contention(prefill=1.25, decode=1.0)
     write_profile(profile, tmp_path / "measured.json")
     again = read_profile(tmp_path / "measured.json")
     assert (again.prefill, again.decode) == (profile.prefill, profile.decode)
@@ -59,6 +66,19 @@ def test_a_cache_with_room_for_one_row_still_steps_the_whole_batch(tiny_model_di
     assert {p.batch for p in tight.decode} == {1, 2, 4}
     with pytest.raises(ConfigError, match=r"a row of \d+ tokens does not fit"):
         measured(settings(tiny_model_dir, kv_bytes=6 * page_bytes))
+
+
+def test_each_role_is_timed_beside_the_other_in_a_process_of_its_own(tiny_model_dir: Path):
+    lines: list[str] = []
+    work = ContentionWork(
+        model=str(tiny_model_dir), device="cpu", dtype="float32", threads=1, tokens=64, batch=2,
+        context=64, kv_bytes=4 * MIB, repeats=1,
+    )  # fmt: skip
+    found = time_contention(work, progress=lines.append)
+    assert set(found) == {Role.PREFILL, Role.DECODE}
+    assert all(1 <= ratio < 1_000 for ratio in found.values())
+    assert lines[0].startswith("prefill beside decode: ")
+    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize(

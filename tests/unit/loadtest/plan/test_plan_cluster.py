@@ -222,3 +222,23 @@ def test_a_cluster_without_one_role_is_refused():
 def test_a_request_beyond_the_models_context_is_refused():
     with pytest.raises(ConfigError, match="is longer than the 16384 tokens"):
         simulated(made_profile(), [(16_000, 500)], [0.0])
+
+
+def test_workers_of_one_host_slow_each_other_down_while_both_compute():
+    profile = made_profile(
+        prefill_s=lambda _tokens, _rate: 1.0, contention={"prefill": 1.5, "decode": 2.0}
+    )
+    sizes, moments = [(100, 201), (100, 1)], [0.0, 1.5]
+    apart, together = (
+        simulated(
+            profile, sizes, moments, split=Split(prefill=1, decode=1, same_host=same)
+        ).outcomes
+        for same in (False, True)
+    )
+    # The first prompt meets no step; 200 steps of 10 ms follow it, from 1 s on.
+    assert apart[0].e2e_s == pytest.approx(3.0, abs=0.02)
+    assert apart[1].ttft_s == pytest.approx(1.0)
+    assert together[1].ttft_s == pytest.approx(1.5)
+    # From 1.5 to 3 s its steps take twice as long: 75 of them; the other 125 as ever.
+    assert together[0].e2e_s == pytest.approx(1.0 + 75 * 0.02 + 125 * 0.01, abs=0.03)
+    assert together[0].itl_max_s == pytest.approx(0.02, abs=1e-6)

@@ -59,6 +59,7 @@ def put(value: Any, *path: Any) -> Callable[[dict[str, Any]], None]:
         (put(128, "limits", "max_batch"), "measured up to batch 64, below limits.max_batch 128"),
         (drop("transfer", 0), "transfer must have 2 or more different sizes"),
         (put(-1, "overheads", "handoff_s"), "overheads must not be negative"),
+        (put({"prefill": 0.5}, "contention"), "contention must be at least 1"),
         (put(0, "pruning", "keep_rate"), "pruning.keep_rate must be above 0"),
         (put([], "origin"), "origin must be an object"),
     ],
