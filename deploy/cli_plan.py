@@ -28,6 +28,7 @@ ProfileFile = Annotated[
 Balancer = Annotated[
     str, typer.Option(help="Of the gateway: least_loaded, power_of_two or round_robin.")
 ]
+_WHOLE_TRACE_S = 1e9
 _DEFAULT_GPUS = "1,2,4,8,16,32,64,128,256,512,1024"
 
 
@@ -107,6 +108,7 @@ def plan(
             profile=_size_profile(sizes),
             variation=burst,
             trace=trace,
+            seconds=_WHOLE_TRACE_S if trace is not None else 30.0,
             seed=seed,
             slo=tuple(slo or ()),
             attainment=attainment,

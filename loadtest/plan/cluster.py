@@ -183,7 +183,9 @@ class Cluster:
         life = self._lives[index]
         tokens, rules = life.work.request.prompt_tokens, self._rules
         waits = self._waiting_requests
-        if not self._decodes[0].could_ever_take(life.work):
+        if not life.work.fits_context:
+            self._fail(life, "too_long")
+        elif not self._decodes[0].could_ever_take(life.work):
             self._fail(life, "too_large")
         elif waits and (
             (rules.queue_tokens and self._waiting_tokens + tokens > rules.queue_tokens)

@@ -91,7 +91,8 @@ class Planner:
             kind = work.request.kind
             step = self._costs.decode.rows(1).step(work.slots + work.steps / 2)
             offered[kind.name] += 1
-            in_time[kind.name] += work.prefill_s + own <= kind.slo.ttft and step <= kind.slo.tpot
+            kept = work.prefill_s + own <= kind.slo.ttft and step <= kind.slo.tpot
+            in_time[kind.name] += kept and work.fits_context
         return min(in_time[name] / count for name, count in offered.items())
 
     @property
@@ -129,6 +130,8 @@ class Planner:
     def smallest(self, rate: float) -> tuple[int, Trial] | None:
         """The fewest GPUs that hold a rate, and how; None when `MOST_GPUS` do not."""
         if self._hopeless:
+            return None
+        if rate * (self.fluid.prefill_s + self.fluid.decode_s) > MOST_GPUS:
             return None
         low = max(1, ceil(rate * (self.fluid.prefill_s + self.fluid.decode_s)) - 1)
         size, failed = low, low - 1

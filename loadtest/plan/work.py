@@ -1,6 +1,6 @@
 """What each request costs in one arm: seconds of prefill, bytes, pages, KV slots."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loadtest.load.plan import PlannedRequest
@@ -31,6 +31,8 @@ class Work:
     """Pages in each other layer."""
     nbytes: int
     """Bytes of landing slab."""
+    fits_context: bool = True
+    """Prompt and answer are no longer than the model's context."""
 
     @property
     def steps(self) -> int:
@@ -58,7 +60,8 @@ def costs_of(requests: Iterable[PlannedRequest], profile: MeasuredProfile, arm: 
     """Reads everything from the profile's curves.
 
     Raises:
-        ConfigError: the arm was not measured, or a request is longer than the model's context.
+        ConfigError: the arm was not measured, or most requests are longer than the model's
+            context.
     """
     rates = {arm.keep_rate, FULL}
     prefill = {rate: PrefillTimes(profile, rate) for rate in rates}
@@ -68,12 +71,6 @@ def costs_of(requests: Iterable[PlannedRequest], profile: MeasuredProfile, arm: 
     works, beyond_prefill, beyond_decode = [], 0, 0
     for request in requests:
         prompt, answer = request.prompt_tokens, request.answer_tokens
-        if prompt + answer > shape.max_model_len:
-            raise ConfigError(
-                f"a request of {prompt} prompt and {answer} answer tokens is longer than the "
-                f"{shape.max_model_len} tokens that {shape.name} was measured with: the workload "
-                "is for another model; choose other sizes or another profile"
-            )
         kept = rule.kept(prompt, arm.keep_rate)
         times = prefill[FULL if kept == prompt else arm.keep_rate]
         held = shape.whole_layers * prompt + (shape.num_layers - shape.whole_layers) * kept
@@ -92,8 +89,10 @@ def costs_of(requests: Iterable[PlannedRequest], profile: MeasuredProfile, arm: 
                 if shape.whole_layers < shape.num_layers
                 else 0,
                 nbytes=nbytes,
+                fits_context=prompt + answer <= shape.max_model_len,
             )
         )
+    _check_context(works, profile)
     return Costs(
         arm=arm,
         works=works,
@@ -101,3 +100,14 @@ def costs_of(requests: Iterable[PlannedRequest], profile: MeasuredProfile, arm: 
         beyond_prefill=beyond_prefill,
         beyond_decode=beyond_decode,
     )
+
+
+def _check_context(works: Sequence[Work], profile: MeasuredProfile) -> None:
+    """A few that are too long are refused one by one, as a server does."""
+    beyond = sum(not work.fits_context for work in works)
+    if 2 * beyond > len(works):
+        raise ConfigError(
+            f"{beyond} of {len(works)} requests are longer than the {profile.model.max_model_len} "
+            f"tokens that {profile.model.name} takes: the workload is for another model; choose "
+            "other sizes (--sizes) or another profile"
+        )

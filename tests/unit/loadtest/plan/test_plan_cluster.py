@@ -219,8 +219,10 @@ def test_a_cluster_without_one_role_is_refused():
         simulated(made_profile(), [(1, 1)], [0.0], split=Split(prefill=0, decode=1))
 
 
-def test_a_request_beyond_the_models_context_is_refused():
-    with pytest.raises(ConfigError, match="is longer than the 16384 tokens"):
+def test_a_request_beyond_the_models_context_is_refused_and_a_load_of_them_is_none():
+    found = simulated(made_profile(), [(16_000, 500), (100, 5)], [0.0, 0.0])
+    assert [o.failure for o in found.outcomes] == ["too_long", None]
+    with pytest.raises(ConfigError, match="1 of 1 requests are longer than the 16384 tokens"):
         simulated(made_profile(), [(16_000, 500)], [0.0])
 
 

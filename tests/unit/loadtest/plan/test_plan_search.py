@@ -83,6 +83,10 @@ def test_one_gpu_is_shared_by_both_roles():
     assert split.text == "1P1D on one"
 
 
+def test_more_than_the_largest_cluster_can_carry_is_none():
+    assert planner(FULL).smallest(1e6) is None
+
+
 def test_bounds_that_nobody_can_keep_are_told_without_a_search():
     hopeless = Planner(PROFILE, Demand(load(slo=("rag:ttft=0.01,tpot=1",))), arm=FULL, rules=RULES)
     assert hopeless.idle_attainment == 0.0
