@@ -15,11 +15,7 @@ from shared.errors import ConfigError
 
 T = TypeVar("T")
 
-plan_app = typer.Typer(
-    no_args_is_help=True,
-    invoke_without_command=True,
-    help="How many GPUs a load needs, and how to split them, by simulation of measured times.",
-)
+plan_app = typer.Typer(no_args_is_help=True, invoke_without_command=True)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 ProfileFile = Annotated[
@@ -82,9 +78,9 @@ def plan(
     jobs: Jobs = 0,
     as_json: Json = False,
 ) -> None:
-    """Simulates xPyD clusters for a workload and compares full attention, CLAA, DELTA and both.
+    """How many GPUs a load needs, and how to split them, by simulation of measured times.
 
-    With --rate: the fewest GPUs that serve it within the bounds, and how the neighbouring splits
+    Compares full attention, CLAA, DELTA and both. With --rate: the fewest GPUs that serve it within the bounds, and how the neighbouring splits
     fare. With --gpus: the best split and the highest rate of each size.
 
     JSON keys: arms (each name, keep_rate, policy, means, idle_attainment, beyond_measured, smallest

@@ -46,6 +46,8 @@ def test_a_plan_as_json_has_the_keys_that_help_names(profile_file: Path):
         "profile_origin", "command", "commit", "uncommitted_changes", "hardware", "python",
     }  # fmt: skip
     assert named <= found.keys()
+    usage = run("--help")
+    assert all(name in usage for name in named)
     assert found["seed"] == 3
     full = found["arms"][0]
     assert full["smallest"]["rate"] == 5.0
