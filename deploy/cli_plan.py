@@ -80,8 +80,9 @@ def plan(
 ) -> None:
     """How many GPUs a load needs, and how to split them, by simulation of measured times.
 
-    Compares full attention, CLAA, DELTA and both. With --rate: the fewest GPUs that serve it within the bounds, and how the neighbouring splits
-    fare. With --gpus: the best split and the highest rate of each size.
+    Compares full attention, CLAA, DELTA and both. With --rate: the fewest GPUs that serve it within
+    the bounds, and how the neighbouring splits fare. With --gpus: the best split and the highest
+    rate of each size.
 
     JSON keys: arms (each name, keep_rate, policy, means, idle_attainment, beyond_measured, smallest
     with candidates, sizes), model, workload, slo, attainment, rate, rules, seed, profile_origin,

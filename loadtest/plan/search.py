@@ -31,6 +31,7 @@ _SPREAD = (1.0, 0.85, 1.18, 0.7, 1.4)
 _HALVINGS = 4
 _BETTER = 1.02
 _ENDED_SHARE = 0.98
+_CARRIED = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ class Planner:
         """The split with the most goodput at a rate; the first that holds it ends the search."""
         best: Trial | None = None
         for split in self.splits(gpus):
-            if self.fluid.capacity(split) < rate and best is not None:
+            if self._most(split) < rate and best is not None:
                 continue
             found = self.trial(split, rate)
             if best is None or found.figures.goodput_per_s > best.figures.goodput_per_s:
@@ -131,10 +132,10 @@ class Planner:
         """The fewest GPUs that hold a rate, and how; None when `MOST_GPUS` do not."""
         if self._hopeless:
             return None
-        if rate * (self.fluid.prefill_s + self.fluid.decode_s) > MOST_GPUS:
+        least = ceil(rate * (self.fluid.prefill_s + self.fluid.decode_s) / _CARRIED)
+        if least > MOST_GPUS:
             return None
-        low = max(1, ceil(rate * (self.fluid.prefill_s + self.fluid.decode_s)) - 1)
-        size, failed = low, low - 1
+        size, failed = least, least - 1
         while size <= MOST_GPUS and not self.best_at(size, rate).held:
             failed, size = size, max(size + 1, ceil(size * 1.15))
         if size > MOST_GPUS:
@@ -163,10 +164,17 @@ class Planner:
             self._highest[gpus] = self._halved(gpus)
         return self._highest[gpus]
 
+    def _most(self, split: Split) -> float:
+        """The highest rate that is tried.
+
+        Nearer to what the workers do in the mean, queues take longer to settle than a trial lasts.
+        """
+        return _CARRIED * self.fluid.capacity(split)
+
     def _scaled(self, scout: Trial, gpus: int) -> Trial | None:
         prefill = min(gpus - 1, max(1, round(gpus * scout.split.prefill / scout.split.gpus)))
         split = Split(prefill=prefill, decode=gpus - prefill)
-        rate, top = scout.rate * gpus / scout.split.gpus, self.fluid.capacity(split)
+        rate, top = scout.rate * gpus / scout.split.gpus, self._most(split)
         best: Trial | None = None
         for factor in (1.0, 1.04, 1.08):
             found = self.trial(split, min(top, rate * factor))
@@ -181,7 +189,7 @@ class Planner:
     def _halved(self, gpus: int) -> Trial | None:
         best: Trial | None = None
         for split in self.splits(gpus):
-            low, high = best.rate * _BETTER if best else 0.0, self.fluid.capacity(split)
+            low, high = best.rate * _BETTER if best else 0.0, self._most(split)
             if low and (low >= high or not self.trial(split, low).held):
                 continue
             best = self.trial(split, low) if low else best
@@ -215,7 +223,7 @@ class Planner:
             begin_s=max(0.0, moments[-1] - window),
             end_s=moments[-1],
         )
-        carried = rate <= self.fluid.capacity(split) and _keeps_up(figures, window)
+        carried = rate <= self._most(split) and _keeps_up(figures, window)
         return Trial(
             arm=self.arm,
             split=split,
