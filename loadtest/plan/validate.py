@@ -47,7 +47,13 @@ def read_run(folder: Path) -> RecordedRun:
         ConfigError: it is no complete run of an open loop.
     """
     summary = read_summary(folder)
-    settings = _settings(summary["settings"])
+    try:
+        settings = _settings(summary["settings"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the settings of {folder} cannot be read ({type(error).__name__}: {error}): another "
+            "version has recorded the run; record it again"
+        ) from error
     try:
         lines = (folder / REQUESTS).read_bytes().splitlines()
         outcomes = [Outcome(**orjson.loads(line)) for line in lines]

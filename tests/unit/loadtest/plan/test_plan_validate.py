@@ -86,6 +86,19 @@ def test_runs_that_cannot_be_replayed_are_refused(tmp_path: Path):
         read_run(tmp_path)
 
 
+@pytest.mark.parametrize("change", ["drop", "add"])
+def test_a_run_of_another_version_is_refused(tmp_path: Path, change: str):
+    record(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    if change == "drop":
+        del summary["settings"]["trace"]
+    else:
+        summary["settings"]["surprise"] = 1
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ConfigError, match="another version has recorded the run"):
+        read_run(tmp_path)
+
+
 def test_a_closed_loop_cannot_be_replayed(tmp_path: Path):
     outcomes = record(tmp_path)
     settings = read_run(tmp_path).settings
