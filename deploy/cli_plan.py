@@ -151,7 +151,8 @@ def measure(
 ) -> None:
     """Times prefill, decode steps and transfers of this machine, and writes them as JSON.
 
-    A pair that is named must be idle, and computes nothing while the engines are timed.
+    A pair that is named must be idle, and computes nothing while the engines are timed. With API
+    keys, TANDEM_API_KEY must hold one.
     """
     from deploy.plan_measure import run_measure
     from loadtest.plan.measure import MeasureSettings

@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
-
 from deploy.bench_transfer import measure as measure_transfers
+from deploy.chat import open_client
 from deploy.rest_client import served_models, stream_chat
 from loadtest.machine import commit_text
 from loadtest.micro.plan_contention import ContentionWork, Role, time_contention
@@ -19,7 +18,6 @@ from shared.errors import TransportError
 _PAIR_REQUESTS = 8
 _PAIR_WARM_UPS = 2
 _PAIR_TOKENS = 16
-_TIMEOUT_S = 120.0
 
 
 def run_measure(
@@ -106,7 +104,7 @@ def pair_overheads(url: str) -> Overheads:
         TandemError: the pair cannot be reached or does not answer.
     """
     first, handoff = [], []
-    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+    with open_client(url) as client:
         model = served_models(client)[0]
         for number in range(_PAIR_WARM_UPS + _PAIR_REQUESTS):
             body = {
