@@ -68,6 +68,10 @@ class PrefillConfig:
     """Transports this worker may use, best first: nixl (extra nixl) and grpc."""
     require_transport: str = ""
     """Use only this transport and do not start without it; empty takes all that work."""
+    faults: tuple[str, ...] = ()
+    """Exercise only: faults made on purpose in transfers of KV, as kill@ack=0.01, seed=7. Kinds are
+    drop, delay:SECONDS, duplicate, corrupt, truncate and kill; moments are hello, grant, first,
+    middle and last chunk, seal and ack; then the share of the transfers. Health shows them."""
     reserve_wait_s: float = 10.0
     """Longest seconds a prompt asks busy decode workers for room before it is turned away."""
     rpc_timeout_s: float = 10.0

@@ -17,6 +17,8 @@ class ReadinessBoard:
 
     def __init__(self) -> None:
         self.current = Readiness(ready=False, phase="starting", progress=0.0)
+        self.faults = ""
+        """Faults made on purpose; a worker that makes any says so for as long as it serves."""
 
     @contextlib.contextmanager
     def startup(self, phase: str, detail: str) -> Iterator[None]:
@@ -37,7 +39,8 @@ class ReadinessBoard:
 
     def serving(self) -> None:
         """New work is welcome."""
-        self.current = Readiness(ready=True)
+        detail = f"faults on purpose: {self.faults}" if self.faults else ""
+        self.current = Readiness(ready=True, detail=detail)
 
     def stalled(self, seconds: float) -> None:
         """The engine hangs."""
