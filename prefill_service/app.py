@@ -50,7 +50,6 @@ from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport.base import TransportContext
-from shared.transport.fault_plan import parse_faults
 from shared.transport.instrumented import instrumented_transports
 from shared.transport.topology import read_topology
 from shared.types.worker_info import WorkerInfo
@@ -81,7 +80,7 @@ class PrefillApp:
             endpoint=config.otlp_endpoint,
             sample_ratio=config.otlp_sample_ratio,
         )
-        self._board = ReadinessBoard()
+        self._board = ReadinessBoard(faults=config.faults_text)
         self._tasks: list[asyncio.Task[None]] = []
         self._drain_task: asyncio.Task[None] | None = None
         self.certificates: Certificates | None = None
@@ -107,7 +106,6 @@ class PrefillApp:
         with self._board.startup("loading", "engine"):
             parts = self._parts = _Parts(loaded, app=self)
             info = parts.info
-            self._board.faults = info.faults
             self.recorder.serves(
                 role="prefill",
                 model=info.model.name,
@@ -332,13 +330,12 @@ class _Parts:
             guard=AddressGuard(config.worker_networks),
         )
         context = TransportContext(model=self.model, incarnation=app.incarnation, tls=tls)
-        faults = parse_faults(config.faults) if config.faults else None
         chosen = instrumented_transports(
             config.transports,
             required=config.require_transport,
             context=context,
             metrics=TransferMetrics(app.registry),
-            faults=faults,
+            faults=config.faults,
         )
         self.transports = chosen.opened
         self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), app=app))
@@ -355,7 +352,7 @@ class _Parts:
             rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
             transports=chosen.names,
             rejected_transports=tuple(each.text for each in chosen.rejected),
-            faults="" if faults is None else faults.text,
+            faults=config.faults_text,
             profile=loaded.profile.label,
             methods_hash=loaded.profile.methods_hash,
             topology=read_topology(config.device),

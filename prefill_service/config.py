@@ -91,6 +91,11 @@ class PrefillConfig:
     drain_s: float = 60.0
     """Longest seconds that a drain waits for prompts that are queued or running."""
 
+    @property
+    def faults_text(self) -> str:
+        """The faults in one line, for health pages and logs; empty when there are none."""
+        return ", ".join(entry.strip() for entry in self.faults)
+
     def __post_init__(self) -> None:
         self._require(("chunk_tokens", "queue_tokens", "delivery_tries", "buffer_bytes"), low=1)
         self._require(("port", "admin_port", "threads", "max_model_len", "sealed_bytes"), low=0)

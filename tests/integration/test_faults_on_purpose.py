@@ -19,7 +19,7 @@ async def test_it_is_shown_everywhere_and_the_answers_are_right(
     tiny_model_dir: Path, profile: Path
 ) -> None:
     texts = []
-    for settings in ({}, {"faults": tuple(PLAN.split(","))}):
+    for settings in ({}, {"faults": tuple(PLAN.split(", "))}):
         async with running_stack(tiny_model_dir, profile, prefill=settings) as stack:
             answer = (await stack.http.post("/v1/completions", json=BODY)).json()
             texts.append(answer["choices"][0]["text"])

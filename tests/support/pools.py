@@ -85,7 +85,9 @@ class Pool:
 
     async def ask(self, on_text: Callable[[int], None] = lambda _n: None, **fields: Any) -> Answer:
         """A streamed answer to its end; `on_text` is told the number of frames with text so far."""
-        text, frames, error, done, report = "", 0, None, False, {}
+        text, frames, done = "", 0, False
+        error: dict[str, Any] | None = None
+        report: dict[str, Any] = {}
         body = self.body(stream_options={"include_usage": True}, **fields)
         async with self.http.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200, await response.aread()

@@ -62,7 +62,7 @@ def role_children() -> "Iterator[multiprocessing.context.ForkServerContext]":
         yield context
     finally:
         # It would live, with all it imported, until the last test of the run.
-        server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+        server: Any = forkserver._forkserver
         if server._forkserver_pid is not None:
             os.kill(server._forkserver_pid, signal.SIGKILL)  # it has nothing to put in order
         server._stop()
