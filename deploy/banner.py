@@ -58,6 +58,11 @@ async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
         *_methods(config, model_hash=info.model.model_hash),
         *((facts.line.role, _worker_text(facts)) for facts in workers),
         *(("not used", text) for text in (*info.rejected_backends, *info.rejected_transports)),
+        *(
+            ("FAULTS", f"{facts.line.worker_id} breaks its transfers on purpose: {faults}")
+            for facts in workers
+            if (faults := facts.info.faults)
+        ),
         ("try", f"curl {endpoints.url}/v1/models"),
         ("", f'tandem chat --url {endpoints.url} "Why is the sky blue?"'),
     ):

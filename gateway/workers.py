@@ -205,6 +205,7 @@ class Workers:
                 "total_pages": card.total_pages,
                 "transports": list(card.transports),
                 "rejected_transports": list(card.rejected_transports),
+                "faults": card.faults,
                 "device": card.device,
             }
             for role in (PREFILL, DECODE)

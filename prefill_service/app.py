@@ -80,7 +80,7 @@ class PrefillApp:
             endpoint=config.otlp_endpoint,
             sample_ratio=config.otlp_sample_ratio,
         )
-        self._board = ReadinessBoard()
+        self._board = ReadinessBoard(faults=config.faults_text)
         self._tasks: list[asyncio.Task[None]] = []
         self._drain_task: asyncio.Task[None] | None = None
         self.certificates: Certificates | None = None
@@ -335,6 +335,7 @@ class _Parts:
             required=config.require_transport,
             context=context,
             metrics=TransferMetrics(app.registry),
+            faults=config.faults,
         )
         self.transports = chosen.opened
         self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), app=app))
@@ -351,6 +352,7 @@ class _Parts:
             rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
             transports=chosen.names,
             rejected_transports=tuple(each.text for each in chosen.rejected),
+            faults=config.faults_text,
             profile=loaded.profile.label,
             methods_hash=loaded.profile.methods_hash,
             topology=read_topology(config.device),

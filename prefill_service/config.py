@@ -68,6 +68,10 @@ class PrefillConfig:
     """Transports this worker may use, best first: nixl (extra nixl) and grpc."""
     require_transport: str = ""
     """Use only this transport and do not start without it; empty takes all that work."""
+    faults: tuple[str, ...] = ()
+    """Exercise only: faults made on purpose in transfers of KV, as kill@ack=0.01, seed=7. Kinds are
+    drop, delay:SECONDS, duplicate, corrupt, truncate and kill; moments are hello, grant, first,
+    middle and last chunk, seal and ack; then the share of the transfers. Health shows them."""
     reserve_wait_s: float = 10.0
     """Longest seconds a prompt asks busy decode workers for room before it is turned away."""
     rpc_timeout_s: float = 10.0
@@ -86,6 +90,11 @@ class PrefillConfig:
     """Seconds without progress after which the process ends itself; 0 never does."""
     drain_s: float = 60.0
     """Longest seconds that a drain waits for prompts that are queued or running."""
+
+    @property
+    def faults_text(self) -> str:
+        """The faults in one line, for health pages and logs; empty when there are none."""
+        return ", ".join(entry.strip() for entry in self.faults)
 
     def __post_init__(self) -> None:
         self._require(("chunk_tokens", "queue_tokens", "delivery_tries", "buffer_bytes"), low=1)

@@ -50,6 +50,7 @@ class ControlClient:
             total_pages=load.total_pages,
             transports=tuple(info.transports),
             rejected_transports=tuple(info.rejected_transports),
+            faults=info.faults,
             device=info.device,
             methods_hash=info.methods_hash,
             host=info.host,

@@ -27,6 +27,7 @@ def banner(info: WorkerInfo, profile: ModelProfile) -> dict[str, object]:
         "bypass_below": pruning.bypass_below,
         "transports": list(info.transports),
         "rejected_transports": list(info.rejected_transports),
+        "faults": info.faults,
     }
 
 

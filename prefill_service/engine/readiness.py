@@ -13,10 +13,15 @@ _log = structlog.get_logger(__name__)
 
 
 class ReadinessBoard:
-    """The current word on readiness; read from the loop, set from any thread."""
+    """The current word on readiness; read from the loop, set from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        faults: made on purpose; a worker that makes any says so for as long as it serves.
+    """
+
+    def __init__(self, *, faults: str = "") -> None:
         self.current = Readiness(ready=False, phase="starting", progress=0.0)
+        self._faults = faults
 
     @contextlib.contextmanager
     def startup(self, phase: str, detail: str) -> Iterator[None]:
@@ -37,7 +42,8 @@ class ReadinessBoard:
 
     def serving(self) -> None:
         """New work is welcome."""
-        self.current = Readiness(ready=True)
+        detail = f"faults on purpose: {self._faults}" if self._faults else ""
+        self.current = Readiness(ready=True, detail=detail)
 
     def stalled(self, seconds: float) -> None:
         """The engine hangs."""

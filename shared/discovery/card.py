@@ -39,6 +39,8 @@ class WorkerCard:
     """KV transports, best first."""
     rejected_transports: tuple[str, ...] = ()
     """`name: reason` of each that was wanted and does not work there."""
+    faults: str = ""
+    """Faults that it makes on purpose in its transfers; empty when it makes none."""
     device: str = "cpu"
     """cpu, cuda:0 and so on."""
     methods_hash: str = ""
@@ -62,6 +64,7 @@ class WorkerCard:
             max_model_len=info.max_model_len,
             transports=info.transports,
             rejected_transports=info.rejected_transports,
+            faults=info.faults,
             device=info.device,
             methods_hash=info.methods_hash,
             host=info.topology.host,

@@ -243,6 +243,12 @@ class TransferMetrics(HandoffFailureMetrics):
         self.kv_bytes = Counter(
             "tandem_kv_bytes", "KV bytes delivered", ["transport"], registry=registry
         )
+        self.transfer_faults = Counter(
+            "tandem_transfer_faults",
+            "Faults made on purpose, by the setting faults",
+            ["fault", "moment"],
+            registry=registry,
+        )
         self.kv_transfer_seconds = Histogram(
             "tandem_kv_transfer_seconds",
             "Time spent sending one handoff",

@@ -15,6 +15,8 @@ from shared.transport.base import (
     TransportContext,
 )
 from shared.transport.choice import ChosenTransports, open_transports
+from shared.transport.fault_plan import Fault, parse_faults
+from shared.transport.faulty import FaultyTransport
 from shared.transport.registry import transport_registry
 
 _log = structlog.get_logger(__name__)
@@ -30,7 +32,12 @@ def note_transports(chosen: ChosenTransports[Any], metrics: HandoffFailureMetric
 
 
 def instrumented_transports(
-    wanted: Sequence[str], *, required: str, context: TransportContext, metrics: TransferMetrics
+    wanted: Sequence[str],
+    *,
+    required: str,
+    context: TransportContext,
+    metrics: TransferMetrics,
+    faults: Sequence[str] = (),
 ) -> "ChosenTransports[InstrumentedTransport]":
     """Opens the transports of a sending worker, counted, and shows which those are.
 
@@ -39,17 +46,27 @@ def instrumented_transports(
         required: use only this one; empty: all that are wanted.
         context: this side.
         metrics: where to count.
+        faults: what goes wrong on purpose, as `parse_faults` reads it; empty: nothing.
 
     Raises:
-        ConfigError: see `open_transports`.
+        ConfigError: see `open_transports` and `parse_faults`.
     """
     known = transport_registry()
-    chosen = open_transports(
-        wanted,
-        required=required,
-        open_one=lambda name: InstrumentedTransport(known.get(name)(context), metrics),
-    )
+    plan = parse_faults(faults) if faults else None
+
+    def count(fault: Fault) -> None:
+        metrics.transfer_faults.labels(fault.kind.value, fault.moment.value).inc()
+
+    def open_one(name: str) -> InstrumentedTransport:
+        inner = known.get(name)(context)
+        if plan is not None:
+            inner = FaultyTransport(inner, plan, on_fault=count)
+        return InstrumentedTransport(inner, metrics)
+
+    chosen = open_transports(wanted, required=required, open_one=open_one)
     note_transports(chosen, metrics)
+    if plan is not None:
+        _log.warning("transfers will be broken on purpose: setting faults", faults=plan.text)
     return chosen
 
 

@@ -40,3 +40,5 @@ class WorkerInfo:
     """Where its memory is."""
     rejected_transports: tuple[str, ...] = ()
     """`name: reason` of every transport that its settings name and that does not work there."""
+    faults: str = ""
+    """Faults that it makes on purpose in its transfers; empty when it makes none."""

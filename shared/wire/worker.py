@@ -23,6 +23,7 @@ def worker_info_to_pb(info: WorkerInfo) -> control_pb2.GetInfoResponse:
         rejected_backends=info.rejected_backends,
         transports=info.transports,
         rejected_transports=info.rejected_transports,
+        faults=info.faults,
         profile=info.profile,
         methods_hash=info.methods_hash,
         host=info.topology.host,

@@ -88,6 +88,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "transport_info": gauge("transport"),
         "transport_rejected": gauge("transport", "reason"),
         "transfer_failures_total": counter("reason"),
+        "transfer_faults_total": counter("fault", "moment"),
         "engine_last_step_age_seconds": gauge(),
     },
     "decode": EVERY_ROLE

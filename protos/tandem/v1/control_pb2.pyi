@@ -88,6 +88,7 @@ class GetInfoResponse(_message.Message):
     NVLINK_PEERS_FIELD_NUMBER: _builtins.int
     METHODS_HASH_FIELD_NUMBER: _builtins.int
     REJECTED_TRANSPORTS_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id."""
     incarnation: _builtins.str
@@ -110,6 +111,8 @@ class GetInfoResponse(_message.Message):
     """UUID of its GPU; empty without one."""
     methods_hash: _builtins.str
     """Changes with the pruning and the page selection that requests get when they ask for nothing else."""
+    faults: _builtins.str
+    """Faults that it makes on purpose in its transfers, as its setting `faults` says; empty when it makes none."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelIdentity:
         """Its model."""
@@ -154,10 +157,11 @@ class GetInfoResponse(_message.Message):
         nvlink_peers: _abc.Iterable[_builtins.str] | None = ...,
         methods_hash: _builtins.str = ...,
         rejected_transports: _abc.Iterable[_builtins.str] | None = ...,
+        faults: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "gpu", b"gpu", "host", b"host", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "methods_hash", b"methods_hash", "model", b"model", "nvlink_peers", b"nvlink_peers", "profile", b"profile", "rejected_backends", b"rejected_backends", "rejected_transports", b"rejected_transports", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "faults", b"faults", "gpu", b"gpu", "host", b"host", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "methods_hash", b"methods_hash", "model", b"model", "nvlink_peers", b"nvlink_peers", "profile", b"profile", "rejected_backends", b"rejected_backends", "rejected_transports", b"rejected_transports", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,179 @@
+"""Rows of dying workers and gateways: SIGKILL of each role at each state of a handoff.
+
+The victim is a process; everybody else is here, so that what they hold can be counted.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.transport.fault_plan import Fault, FaultKind, Moment
+from shared.types.handoff import HandoffState
+from tests.support.gates import GatedBlocks, GatedSteps
+from tests.support.pools import Pool, running_pool
+from tests.support.role_child import role_beside, role_child
+from tests.support.waiting import until
+
+LONG_S = 600.0
+"""A delay that a kill ends."""
+
+
+def states(pool: Pool) -> list[HandoffState]:
+    """Of the handoffs on all decode workers of this process."""
+    tables = [decode.core.worker.table for decode in pool.decodes]
+    return [held.machine.state for table in tables for held in table._live.values()]
+
+
+def gated_steps(pool: Pool) -> GatedSteps:
+    """Puts a gate into the only decode worker of this process."""
+    engine = pool.decodes[0].core.worker.engine
+    steps = GatedSteps(engine._runner)
+    engine._runner = steps
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("moment", "state"),
+    [
+        pytest.param(Moment.HELLO, HandoffState.RESERVED, marks=pytest.mark.slow),
+        (Moment.MIDDLE, HandoffState.STREAMING),
+        pytest.param(Moment.SEAL, HandoffState.STREAMING, marks=pytest.mark.slow),
+        pytest.param(Moment.ACK, HandoffState.SEALED, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+async def test_prefill_before_its_commit(
+    tiny_model_dir: Path, profile: Path, children: Any, moment: Moment, state: HandoffState
+) -> None:
+    """Row "P dies before seal": another one computes it again, from the token that was shown."""
+    stuck = str(Fault(kind=FaultKind.DELAY, moment=moment, delay_s=LONG_S))
+    ways = {"model": str(tiny_model_dir), "profile": str(profile), "faults": (stuck,)}
+    with role_child(children, "prefill", **ways) as victim:
+        async with running_pool(tiny_model_dir, profile, more_prefills=(victim.address,)) as pool:
+            with pool.avoided("prefill", victim.address):
+                right = await pool.ask()
+            with pool.avoided("prefill", pool.prefills[0].app.address):
+                asked = asyncio.create_task(pool.ask())
+                await until(lambda: states(pool) == [state])
+                victim.kill()
+                answer = await asked
+            assert (answer.text, answer.error) == (right.text, None)
+            assert "attempt 2" in answer.report["route"]
+
+
+async def test_prefill_after_its_commit(tiny_model_dir: Path, profile: Path, children: Any) -> None:
+    """Row "P dies after commit": the KV is adopted, and nobody needs its sender any more."""
+    ways = {"model": str(tiny_model_dir), "profile": str(profile)}
+    with role_child(children, "prefill", **ways) as victim:
+        async with running_pool(tiny_model_dir, profile, more_prefills=(victim.address,)) as pool:
+            with pool.avoided("prefill", victim.address):
+                right = await pool.ask()
+            steps = gated_steps(pool)
+            steps.gate.arm(3)
+            with pool.avoided("prefill", pool.prefills[0].app.address):
+                asked = asyncio.create_task(pool.ask())
+                await until(lambda: steps.gate.reached)
+                victim.kill()
+                await until(lambda: not victim.alive)
+                steps.gate.open_for_good()
+                answer = await asked
+            assert (answer.text, answer.error) == (right.text, None)
+            assert "attempt 1" in answer.report["route"]
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        Moment.MIDDLE,
+        *(
+            pytest.param(moment, marks=pytest.mark.slow)
+            for moment in (Moment.HELLO, Moment.SEAL, Moment.ACK)
+        ),
+    ],
+    ids=str,
+)
+async def test_decode_before_it_has_the_kv(
+    tiny_model_dir: Path, profile: Path, children: Any, moment: Moment
+) -> None:
+    """Row "D refuses / dies before commit": the next one gets the KV, and nothing is recomputed."""
+    ways = {"model": str(tiny_model_dir), "profile": str(profile)}
+    with role_child(children, "decode", **ways) as victim:
+        async with running_pool(tiny_model_dir, profile, more_decodes=(victim.address,)) as pool:
+            with pool.avoided("decode", victim.address):
+                right = await pool.ask()
+            runner = pool.prefills[0].runner
+            pool.orders.waiting = [Fault(kind=FaultKind.DELAY, moment=moment, delay_s=0.05)]
+            pool.orders.then = lambda _fault: victim.kill()
+            runs = runner.runs
+            with pool.avoided("decode", pool.decodes[0].address):
+                answer = await pool.ask()
+            assert [fault.moment for fault in pool.orders.made] == [moment]
+            assert (answer.text, answer.error) == (right.text, None)
+            assert runner.runs == runs + 1
+
+
+async def test_decode_within_its_stream(tiny_model_dir: Path, profile: Path, children: Any) -> None:
+    """Row "D dies mid-stream": one error frame after right tokens; the next one is served."""
+    ways = {"model": str(tiny_model_dir), "profile": str(profile)}
+    with role_child(children, "decode", **ways) as victim:
+        async with running_pool(tiny_model_dir, profile, more_decodes=(victim.address,)) as pool:
+            with pool.avoided("decode", victim.address):
+                right = await pool.ask(max_tokens=200)
+
+            def kill_soon(frames: int) -> None:
+                if frames >= 3 and victim.alive:
+                    victim.kill()
+
+            with pool.avoided("decode", pool.decodes[0].address):
+                answer = await pool.ask(kill_soon, max_tokens=200)
+            assert answer.error is not None
+            assert answer.error["code"] == "no_decode_worker"
+            assert right.text.startswith(answer.text)
+            assert answer.text
+            assert (await pool.ask(max_tokens=200)).text == right.text
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("prefill", marks=pytest.mark.slow),
+        pytest.param("transfer", marks=pytest.mark.slow),
+        "decode",
+    ],
+)
+async def test_gateway(tiny_model_dir: Path, profile: Path, children: Any, where: str) -> None:
+    """Row "gateway dies": as if all its clients left; a new one serves with the same workers."""
+    async with running_pool(tiny_model_dir, profile) as pool:
+        right = await pool.ask()
+        addresses = {
+            "prefill_workers": (pool.prefills[0].app.address,),
+            "decode_workers": (pool.decodes[0].address,),
+        }
+        ways = {"model_dir": str(tiny_model_dir), **addresses}
+        async with role_beside(children, "gateway", **ways) as victim:
+            parts = pool.prefills[0].app._parts
+            assert parts is not None
+            blocks, steps = GatedBlocks(parts.compute._runner), gated_steps(pool)
+            parts.compute._runner = blocks  # type: ignore[assignment]
+            if where == "transfer":
+                stuck = Fault(kind=FaultKind.DELAY, moment=Moment.MIDDLE, delay_s=LONG_S)
+                pool.orders.waiting = [stuck]
+            gate = blocks.gate if where == "prefill" else steps.gate
+            gate.arm(3)
+            async with httpx.AsyncClient(base_url=f"http://{victim.address}", timeout=60) as http:
+                asking = http.post("/v1/completions", json=pool.body())
+                asked = asyncio.create_task(asking)
+                if where == "transfer":
+                    await until(lambda: states(pool) == [HandoffState.STREAMING])
+                else:
+                    await until(lambda: gate.reached)
+                victim.kill()
+                with pytest.raises(httpx.TransportError):
+                    await asked
+            await until(lambda: not victim.alive)
+            gate.open_for_good()
+        await pool.nothing_left()
+        assert (await pool.ask()).text == right.text
