@@ -1,5 +1,6 @@
 """Arms before a gateway: what is offered to each, in which order, and the files they leave."""
 
+import argparse
 import json
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,8 +9,13 @@ from typing import Any
 
 import pytest
 
+from deploy.bench_serve import run_arms
 from loadtest.load import arms as arms_module
 from loadtest.load.__main__ import main
+from loadtest.load.flags import add_flags, settings_of
+from loadtest.load.outcome import Outcome
+from loadtest.load.record import Record
+from loadtest.load.summary import summary_of
 from shared.types.options import Mode
 from tests.support.gateway_rig import running_rig
 from tests.support.load_runs import requests_in, started
@@ -51,14 +57,10 @@ async def test_every_arm_gets_the_same_requests(tmp_path: Path) -> None:
 
 def summary_of_run(flags: Sequence[str], *, verdict: str, ttft_s: float) -> dict[str, Any]:
     """A run's summary as Locust's process would leave it."""
-    from loadtest.load.outcome import Outcome
-    from loadtest.load.record import Record
-    from loadtest.load.summary import summary_of
-
-    parser = arms_module.argparse.ArgumentParser()
+    parser = argparse.ArgumentParser()
     parser.add_argument("--host")
-    arms_module.add_flags(parser)
-    settings = arms_module.settings_of(vars(parser.parse_args(list(flags))))
+    add_flags(parser)
+    settings = settings_of(vars(parser.parse_args(list(flags))))
     outcomes = [
         Outcome(index=n, kind="chat", stage=0, due_s=float(n), started_s=float(n),
                 ended_s=n + 0.5, e2e_s=0.5, ttft_s=ttft_s, tpot_s=0.01, itl_max_s=0.01,
@@ -118,6 +120,20 @@ def test_arms_alternate_and_are_compared_in_pairs(
     assert "pair + CLAA / pair, full attention" in page
     assert "40.0%" in page
     assert main(["arms", *FLAGS, "--out", str(out)]) == 3  # there are results already
+
+
+def test_the_command_prints_what_the_arms_came_to(
+    offered: list[tuple[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"host": "http://h", "out": tmp_path, "arms": "full,prune", "repeats": 1}
+    flags = ["--rate", "2", "--seconds", "2", "--no-report"]
+    assert run_arms(**given, flags=flags, as_json=True) == 0  # type: ignore[arg-type]
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((tmp_path / "arms.json").read_text())
+    assert [mode for mode, _ in offered] == ["full", "prune"]
+    assert not (tmp_path / "report.html").exists()
+    assert run_arms(**given, flags=flags, as_json=True) == 3  # type: ignore[arg-type]
+    assert capsys.readouterr().out == ""  # old results are not printed as new ones
 
 
 @pytest.mark.parametrize(

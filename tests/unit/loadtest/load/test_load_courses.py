@@ -195,14 +195,14 @@ def test_both_protocols_carry_the_same_conversation() -> None:
             function = ours["function"]
             assert function["name"] == theirs.function.name
             assert function["parameters"] == json.loads(theirs.function.parameters)
-        for ours, theirs in zip(body["messages"], message.conversation.messages, strict=True):
-            assert ours["role"] == theirs.role
-            assert (ours["content"] or "") == theirs.content
-            assert ours.get("tool_call_id", "") == theirs.tool_call_id
-            calls = [(each["id"], each["function"]) for each in ours.get("tool_calls", ())]
+        for said, heard in zip(body["messages"], message.conversation.messages, strict=True):
+            assert said["role"] == heard.role
+            assert (said["content"] or "") == heard.content
+            assert said.get("tool_call_id", "") == heard.tool_call_id
+            calls = [(each["id"], each["function"]) for each in said.get("tool_calls", ())]
             assert calls == [
                 (each.id, {"name": each.function.name, "arguments": each.function.arguments})
-                for each in theirs.tool_calls
+                for each in heard.tool_calls
             ]
     plain = Dialogue(messages=messages[:1])
     assert set(dialogue_body(plain)) == {"messages", "ignore_eos"}
