@@ -245,7 +245,12 @@ def test_the_load_service_asks_for_what_the_suite_understands(monkeypatch):
     service = project["services"]["load"]
     assert image_of(service).entrypoint == ("python", "-m", "loadtest.load")
     started: list[list[str]] = []
-    monkeypatch.setattr(load_suite, "become_locust", lambda flags: started.append(flags) or 0)
+
+    def become_locust(flags):
+        started.append(flags)
+        return 0
+
+    monkeypatch.setattr(load_suite, "become_locust", become_locust)
     assert load_suite.main(service["command"]) == 0
     flags = dict(flag.split("=", 1) for flag in started[0])
     assert flags["--host"] == f"http://gateway:{DOCUMENTED_PORTS['gateway']['PORT']}"
