@@ -1,10 +1,11 @@
-"""`tandem bench serve`: load on a running gateway, by Locust."""
+"""`tandem bench serve` and `tandem bench arms`: load on a running gateway, by Locust."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.load.__main__ import main
+from loadtest.load.arms import ARMS_FILE
 from loadtest.load.results import read_summary
 
 
@@ -24,6 +25,31 @@ def run_serve(*, host: str, out: Path, flags: Sequence[str], as_json: bool) -> i
     code = main(["run", "--host", host, "--out", str(out), *flags])
     if as_json and _written(out) != before:
         print(json.dumps(read_summary(out)))
+    return code
+
+
+def run_arms(
+    *, host: str, out: Path, arms: str, repeats: int, flags: Sequence[str], as_json: bool
+) -> int:
+    """Runs every arm in turn, and prints what they come to if asked to.
+
+    Args:
+        host: URL of the gateway.
+        out: folder of the results.
+        arms: names of the methods, separated by commas, the base first.
+        repeats: runs of each.
+        flags: further flags of `python -m loadtest.load run`.
+        as_json: print the arms on standard output.
+
+    Returns:
+        Exit code: the worst run's, or that of arms that could not be run.
+    """
+    file = out / ARMS_FILE
+    before = file.exists()
+    own = ["--host", host, "--out", str(out), "--arms", arms, "--repeats", str(repeats)]
+    code = main(["arms", *own, *flags])
+    if as_json and file.exists() and not before:
+        print(file.read_text(encoding="utf-8"), end="")
     return code
 
 

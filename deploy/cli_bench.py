@@ -158,12 +158,44 @@ def serve(
     """Load on a running gateway, by Locust (extra `loadtest`).
 
     All further flags are those of `python -m loadtest.load run`; its --help has them. Exit code:
-    0 served in time, 1 missed, 7 the client was saturated, 8 broken off.
+    0 served in time, 1 missed, 7 the client was saturated, 8 broken off, 9 the server was and the
+    run was ended early.
 
-    JSON keys: verdict, requests, failures, throughput, goodput_per_s, classes, stages, lag,
-    planned, window_s, server, settings, format, command, commit, uncommitted_changes, hardware
-    and python.
+    JSON keys: verdict, requests, failures, throughput, goodput_per_s, classes, stages, timeline,
+    disturbance, stopped, lag, planned, window_s, server, settings, format, command, commit,
+    uncommitted_changes, hardware and python.
     """
     from deploy.bench_serve import run_serve
 
     raise typer.Exit(run_serve(host=host, out=out, flags=flags.args, as_json=as_json))
+
+
+@bench_app.command(
+    "arms", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def arms(
+    flags: typer.Context,
+    host: Annotated[str, typer.Option(help="URL of the gateway.")] = "http://127.0.0.1:8000",
+    out: Annotated[Path, typer.Option(help="Folder that takes the results.")] = Path("load-arms"),
+    names: Annotated[
+        str, typer.Option("--arms", help="Methods in turn, the base first.")
+    ] = "full,prune,sparse,both",
+    repeats: Annotated[int, typer.Option(help="Runs of each; 3 or more have intervals.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """The same load for full attention, CLAA, DELTA and both, on one running gateway, by turns.
+
+    Which methods run is asked for in each request. The arms of a repeat get the same requests at
+    the same moments, and the order is turned around from repeat to repeat. All further flags are
+    those of `python -m loadtest.load run` but --mode. Exit code: that of the worst run, as `serve`
+    has them.
+
+    JSON keys: verdict, arms, comparison, order, server, one_server, settings, format, command,
+    commit, uncommitted_changes, hardware and python.
+    """
+    from deploy.bench_serve import run_arms
+
+    code = run_arms(
+        host=host, out=out, arms=names, repeats=repeats, flags=flags.args, as_json=as_json
+    )
+    raise typer.Exit(code)

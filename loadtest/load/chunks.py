@@ -34,6 +34,14 @@ def note_frame(data: str, exchange: Exchange) -> None:
 def _note(chunk: dict[str, Any], exchange: Exchange) -> None:
     for choice in chunk["choices"]:
         exchange.text(_text(choice))
+        for part in (choice.get("delta") or {}).get("tool_calls") or ():
+            function = part.get("function") or {}
+            exchange.call_part(
+                part["index"],
+                id=part.get("id") or "",
+                name=function.get("name") or "",
+                arguments=function.get("arguments") or "",
+            )
         if choice.get("finish_reason"):
             exchange.finish_reason()
     usage = chunk.get("usage")
@@ -41,6 +49,10 @@ def _note(chunk: dict[str, Any], exchange: Exchange) -> None:
         exchange.usage(
             prompt_tokens=usage["prompt_tokens"], answer_tokens=usage["completion_tokens"]
         )
+
+    report = chunk.get("tandem")
+    if report:
+        exchange.work(**{name: report[name] for name in ("kept_tokens", "attended", "dense")})
 
 
 def _text(choice: dict[str, Any]) -> str:

@@ -18,7 +18,9 @@ _MUST_MATCH = (
 )  # fmt: skip
 
 
-def compared(arms: Mapping[str, Sequence[Mapping[str, Any]]], *, seed: int = 0) -> dict[str, Any]:
+def compared(
+    arms: Mapping[str, Sequence[Mapping[str, Any]]], *, paired: bool = False, seed: int = 0
+) -> dict[str, Any]:
     """Every figure of every arm, and its ratio to the first arm; JSON-ready.
 
     The interval is a percentile bootstrap: runs of both arms are drawn with replacement, and the
@@ -26,13 +28,19 @@ def compared(arms: Mapping[str, Sequence[Mapping[str, Any]]], *, seed: int = 0) 
 
     Args:
         arms: summaries of the runs by arm, the base first; two arms or more.
+        paired: runs at one place were made in one repeat: repeats are drawn, not runs, so that what
+            a repeat did to both arms is no part of the interval.
         seed: of the draws.
 
     Raises:
-        ConfigError: too few arms, or runs that offered other loads.
+        ConfigError: too few arms, runs that offered other loads, or repeats without an arm.
     """
     if len(arms) < 2:  # noqa: PLR2004  a comparison
         raise ConfigError("one arm cannot be compared: give two or more, as NAME=RUN,RUN")
+    if paired and len({len(runs) for runs in arms.values()}) > 1:
+        raise ConfigError(
+            "a repeat lacks an arm, so the runs make no pairs; repeat every arm alike"
+        )
     _check_loads([run for runs in arms.values() for run in runs])
     figures = {name: [_figures(run) for run in runs] for name, runs in arms.items()}
     base, *others = arms
@@ -43,7 +51,9 @@ def compared(arms: Mapping[str, Sequence[Mapping[str, Any]]], *, seed: int = 0) 
         values = {name: [each[metric] for each in runs] for name, runs in figures.items()}
         rows[metric] = {
             "means": {name: statistics.mean(found) for name, found in values.items()},
-            "ratios": {name: _ratio(values[name], values[base], random) for name in others},
+            "ratios": {
+                name: _ratio(values[name], values[base], random, paired=paired) for name in others
+            },
         }
     return {
         "base": base,
@@ -75,21 +85,28 @@ def _figures(run: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _ratio(of: Sequence[float], to: Sequence[float], random: Random) -> dict[str, float | None]:
+def _ratio(
+    of: Sequence[float], to: Sequence[float], random: Random, *, paired: bool
+) -> dict[str, float | None]:
     """Ratio of means and its interval; None where the base is 0 or runs are too few."""
     if statistics.mean(to) == 0:
         return {"ratio": None, "low": None, "high": None}
     ratio = statistics.mean(of) / statistics.mean(to)
     if min(len(of), len(to)) < MIN_RUNS:
         return {"ratio": ratio, "low": None, "high": None}
-    drawn = sorted(
-        top / bottom
-        for _ in range(_RESAMPLES)
-        for top, bottom in [(_resampled(of, random), _resampled(to, random))]
-        if bottom
-    )
+    means = (_drawn_means(of, to, random, paired=paired) for _ in range(_RESAMPLES))
+    drawn = sorted(top / bottom for top, bottom in means if bottom)
     cut = len(drawn) * (100 - _CONFIDENCE) // 200
     return {"ratio": ratio, "low": drawn[cut], "high": drawn[-1 - cut]}
+
+
+def _drawn_means(
+    of: Sequence[float], to: Sequence[float], random: Random, *, paired: bool
+) -> tuple[float, float]:
+    if paired:
+        repeats = random.choices(range(len(of)), k=len(of))
+        return statistics.mean(of[n] for n in repeats), statistics.mean(to[n] for n in repeats)
+    return _resampled(of, random), _resampled(to, random)
 
 
 def _resampled(values: Sequence[float], random: Random) -> float:

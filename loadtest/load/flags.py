@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loadtest.load.overrides import Overrides
 from loadtest.load.settings import Api, LoadSettings
 from loadtest.load.workloads import WORKLOADS, Profile
 from shared.errors import ConfigError
+from shared.types.options import Mode
 
 API_KEY_VARIABLE = "TANDEM_API_KEY"
 """Holds the key, so that no command line shows it."""
@@ -30,6 +32,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--trace", type=Path, help="recorded requests, for --workload trace; JSON lines")
     add("--burst", type=float, default=1.0, metavar="CV",
         help="variation of the gaps: 1 is Poisson, 2 to 4 are bursts")  # fmt: skip
+    add("--mode", choices=[mode.value for mode in Mode],
+        help="methods that every request asks for; the profile's own")  # fmt: skip
+    add("--keep-rate", type=float, help="share of prompt tokens kept, instead of the profile's")
+    add("--page-budget", type=int, help="pages read by a layer, instead of the profile's")
     add("--closed", type=int, default=0, metavar="CLIENTS",
         help="a closed loop of so many clients, to find the largest concurrency")  # fmt: skip
     add("--seed", type=int, default=0, help="of arrivals, sizes and prompts")
@@ -38,6 +44,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--attainment", type=float, default=0.95, help="share that must be served in time")
     add("--max-lag", type=float, default=0.05,
         help="share of the schedule that the generator may be behind")  # fmt: skip
+    add("--max-in-flight", type=int, default=512, metavar="REQUESTS",
+        help="more requests under way than this end the run: it is past hope")  # fmt: skip
+    add("--keep-going", action="store_true", help="a hopeless run is not ended early")
     add("--request-timeout", type=float, default=300.0, help="seconds of one request")
     add("--drain", type=float, default=60.0, help="seconds for answers after the last arrival")
     add("--no-report", action="store_true", help="JSON only, no figures")
@@ -69,6 +78,13 @@ def settings_of(given: Mapping[str, Any]) -> LoadSettings:
         slo=tuple(given["slo"]),
         attainment=given["attainment"],
         max_lag=given["max_lag"],
+        overrides=Overrides(
+            mode=None if given["mode"] is None else Mode(given["mode"]),
+            keep_rate=given["keep_rate"],
+            page_budget=given["page_budget"],
+        ),
+        max_in_flight=given["max_in_flight"],
+        keep_going=given["keep_going"],
         request_timeout_s=given["request_timeout"],
         drain_s=given["drain"],
         figures=not given["no_report"],

@@ -1,6 +1,7 @@
 """The generator: sends requests when they are due, and notes how late it was itself."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from time import perf_counter
 
@@ -8,12 +9,13 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
+from loadtest.load.courses import Client, Course, Turn, course_of
 from loadtest.load.exchange import Exchange, Ticket
-from loadtest.load.outcome import Failure, Outcome
+from loadtest.load.outcome import Outcome
 from loadtest.load.plan import PlannedRequest
 from loadtest.load.prompts import PromptMaker
 from loadtest.load.record import Record
-from loadtest.load.rest import Client
+from loadtest.load.run_watch import RunWatch
 from loadtest.load.schedule import plan_of, schedule_of
 from loadtest.load.settings import LoadSettings
 
@@ -39,12 +41,13 @@ class Generator:
         self._listener = listener
         self._schedule = [] if settings.closed_users else schedule_of(settings)
         self._plan = plan_of(settings)
+        self._watch = RunWatch(settings, self._schedule)
         self._origin: float | None = None
         self._busy = self.users
         self._over = Event()
         self._under_way: dict[int, Exchange] = {}
         self._keys = count()
-        self.record = Record(planned=len(self._schedule))
+        self.record = Record(planned=sum(request.num_turns for _, request in self._schedule))
 
     @property
     def users(self) -> int:
@@ -78,43 +81,71 @@ class Generator:
     def _ask_until_the_end(self) -> None:
         while self.clock() < self._settings.seconds:
             request = next(self._plan)
-            send = self._ready(request)
-            self._one(send, Ticket(request, self.clock()))
+            course, first = self._ready(request)
+            self._follow(course, first, Ticket(request, self.clock()))
 
     def _keep_the_schedule(self) -> None:
         group = Group()
         try:
             for arrival, request in self._schedule:
-                send = self._ready(request)
+                course, first = self._ready(request)
                 self._wait_until(arrival.due_s)
-                group.spawn(self._one, send, Ticket(request, arrival.due_s, arrival.stage))
+                if self._hopeless(arrival.stage, arrival.due_s):
+                    return
+                ticket = Ticket(request, arrival.due_s, arrival.stage)
+                group.spawn(self._follow, course, first, ticket)
             group.join(timeout=self._settings.drain_s)
         finally:
             late = list(self._under_way.values())
             group.kill()
             for exchange in late:
-                exchange.fail(Failure.UNFINISHED, "the run was over")
+                exchange.cut()
                 self._end(exchange)
+
+    def _hopeless(self, stage: int, due_s: float) -> bool:
+        if self._settings.keep_going:
+            return False
+        self.record.stop = self._watch.arrival(
+            stage, due_s=due_s, now_s=self.clock(), under_way=self._under_way.values()
+        )
+        return self.record.stop is not None
 
     def _wait_until(self, due_s: float) -> None:
         gevent.sleep(0)  # one that is late lets those before it begin
         while (seconds := due_s - self.clock()) > 0:
             gevent.sleep(seconds)
 
-    def _ready(self, request: PlannedRequest) -> Callable[[Exchange], None]:
-        """Made before it is due, so that its cost is no lag."""
-        return self._client.prepared(self._prompts.make(request), request.answer_tokens)
+    def _ready(self, request: PlannedRequest) -> tuple[Course, Turn]:
+        """The first turn is made before it is due, so that its cost is no lag."""
+        course = course_of(request, client=self._client, prompts=self._prompts)
+        return course, next(course)
 
-    def _one(self, send: Callable[[Exchange], None], ticket: Ticket) -> None:
+    def _follow(self, course: Course, turn: Turn, ticket: Ticket) -> None:
+        """Asks turn after turn; later ones are due when the user has thought."""
+        while True:
+            ticket = replace(ticket, must_call=turn.must_call)
+            exchange = self._one(turn, ticket)
+            answered_s = self.clock()
+            try:
+                turn = course.send(exchange)
+            except StopIteration:
+                return
+            due_s = answered_s + turn.think_s
+            self._wait_until(due_s)
+            ticket = replace(ticket, due_s=due_s, turn=ticket.turn + 1)
+
+    def _one(self, turn: Turn, ticket: Ticket) -> Exchange:
         key = next(self._keys)
         self._under_way[key] = exchange = Exchange(ticket, self.clock)
         try:
-            send(exchange)
+            turn.send(exchange)
         finally:
             del self._under_way[key]
         self._end(exchange)
+        return exchange
 
     def _end(self, exchange: Exchange) -> None:
         outcome = exchange.outcome()
         self.record.outcomes.append(outcome)
+        self._watch.ended(exchange, outcome)
         self._listener(outcome)

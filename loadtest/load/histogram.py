@@ -62,6 +62,15 @@ class Histogram:
                 return min(self._max, _middle(bucket) * _UNIT_S)
         raise ValueError("an empty histogram has no percentile")
 
+    def steps(self) -> tuple[list[float], list[float]]:
+        """Durations in seconds and, for each, the share that does not exceed it."""
+        values, shares, seen = [], [], 0
+        for bucket in sorted(self._counts):
+            seen += self._counts[bucket]
+            values.append(min(self._max, _middle(bucket) * _UNIT_S))
+            shares.append(seen / len(self))
+        return values, shares
+
     def to_json(self) -> dict[str, Any]:
         """All of it, JSON-ready; `counts` is by bucket."""
         counts = {str(bucket): self._counts[bucket] for bucket in sorted(self._counts)}

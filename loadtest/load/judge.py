@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from loadtest.load.outcome import Outcome
+from loadtest.load.overload import Stop
 from loadtest.load.workloads import RequestClass, Slo
 
 
@@ -16,6 +17,8 @@ class Verdict(StrEnum):
     """Too few were, or none was offered."""
     CLIENT_SATURATED = "client saturated"
     """The generator was too slow: the run says nothing."""
+    SERVER_SATURATED = "server saturated"
+    """The server fell behind more and more, and the run was ended early."""
     INCOMPLETE = "incomplete"
     """The run was broken off."""
 
@@ -25,6 +28,7 @@ EXIT_CODES = {
     Verdict.MISSED: 1,
     Verdict.CLIENT_SATURATED: 7,
     Verdict.INCOMPLETE: 8,
+    Verdict.SERVER_SATURATED: 9,
 }
 """Of the process; 2 and 3 are wrong flags and settings."""
 
@@ -37,13 +41,20 @@ def met(outcome: Outcome, kind: RequestClass) -> bool:
 
 
 def verdict(
-    attainments: Sequence[float | None], *, wanted: float, saturated: bool, complete: bool
+    attainments: Sequence[float | None],
+    *,
+    wanted: float,
+    saturated: bool,
+    complete: bool,
+    stop: Stop | None = None,
 ) -> Verdict:
     """The verdict over the shares of all classes; None is a class that was offered nothing."""
     if not complete:
         return Verdict.INCOMPLETE
-    if saturated:
+    if saturated or (stop is not None and stop.client):
         return Verdict.CLIENT_SATURATED
+    if stop is not None:
+        return Verdict.SERVER_SATURATED
     judged = [share for share in attainments if share is not None]
     return Verdict.PASS if judged and min(judged) >= wanted else Verdict.MISSED
 

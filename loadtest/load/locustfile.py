@@ -11,11 +11,12 @@ from locust import events
 from locust.env import Environment
 from locust.runners import LocalRunner
 
+from loadtest.load.courses import Client
 from loadtest.load.events import fire_events
 from loadtest.load.flags import API_KEY_VARIABLE, add_flags, settings_of
 from loadtest.load.generator import Generator
 from loadtest.load.prompts import PromptMaker
-from loadtest.load.rest import Client, RestClient
+from loadtest.load.rest import RestClient
 from loadtest.load.results import write_results
 from loadtest.load.rpc import GrpcClient, secure_url
 from loadtest.load.served import Served, ask_server
@@ -89,6 +90,7 @@ def _client(settings: LoadSettings, served: Served, api_key: str) -> Client:
             secure=secure_url(settings.host),
             model=served.model,
             timeout_s=settings.request_timeout_s,
+            overrides=settings.overrides,
             api_key=api_key,
         )
     return RestClient(
@@ -96,5 +98,6 @@ def _client(settings: LoadSettings, served: Served, api_key: str) -> Client:
         api=settings.api,
         model=served.model,
         timeout_s=settings.request_timeout_s,
+        overrides=settings.overrides,
         api_key=api_key,
     )

@@ -24,6 +24,10 @@ class Failure(StrEnum):
     """The stream was whole, but nothing said why the answer ended."""
     NO_USAGE = "no_usage"
     """Nothing said how many tokens there were."""
+    NO_CALL = "no_call"
+    """The answer had to be a call and was none."""
+    BAD_CALL = "bad_call"
+    """The arguments of a call are no JSON object."""
     NO_TEXT = "no_text"
     """The answer was empty."""
     UNFINISHED = "unfinished"
@@ -44,6 +48,10 @@ class Outcome:
     """When it should have begun, since the run began."""
     started_s: float
     """When it began, before its connection."""
+    turn: int = 0
+    """Which request of its conversation, from 0."""
+    ended_s: float | None = None
+    """When nothing more came, since the run began."""
     e2e_s: float | None = None
     """Start to the end of the stream."""
     ttft_s: float | None = None
@@ -58,6 +66,12 @@ class Outcome:
     """By the server's usage."""
     answer_tokens: int = 0
     """By the server's usage."""
+    kept_tokens: int = 0
+    """Prompt tokens that pruning kept, by the server's report; 0 without one."""
+    attended: int = 0
+    """KV slots read, by the server's report."""
+    dense: int = 0
+    """KV slots that full attention would have read, by the server's report."""
     failure: str | None = None
     """Why it failed."""
     detail: str = ""

@@ -8,6 +8,18 @@ from loadtest.load.workloads import RequestClass, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp:
+    """A later turn of a conversation."""
+
+    think_s: float
+    """Time between the answer before and this question."""
+    prompt_tokens: int
+    """Length of the question alone."""
+    answer_tokens: int
+    """Length of its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
     """What one request is."""
 
@@ -21,6 +33,13 @@ class PlannedRequest:
     """Length of its answer."""
     blocks: tuple[int, ...] = ()
     """Names of its prompt's parts in a trace: equal names are equal tokens."""
+    follow_ups: tuple[FollowUp, ...] = ()
+    """Later turns of its conversation."""
+
+    @property
+    def num_turns(self) -> int:
+        """Requests that it comes to when each is answered."""
+        return 1 + len(self.follow_ups) + self.kind.calls
 
 
 def planned_requests(
@@ -43,5 +62,20 @@ def planned_requests(
             kind=kind,
             prompt_tokens=kind.prompt.draw(random),
             answer_tokens=kind.answer.draw(random),
+            follow_ups=_follow_ups(kind, random),
         )
         index += 1
+
+
+def _follow_ups(kind: RequestClass, random: Random) -> tuple[FollowUp, ...]:
+    conversation = kind.conversation
+    if conversation is None:
+        return ()
+    return tuple(
+        FollowUp(
+            think_s=random.uniform(*conversation.think_s),
+            prompt_tokens=conversation.follow_up.draw(random),
+            answer_tokens=kind.answer.draw(random),
+        )
+        for _ in range(conversation.turns.draw(random) - 1)
+    )

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from loadtest.figures import panel_figure
 from loadtest.load.outcome import Outcome
@@ -43,6 +45,42 @@ def course(outcomes: Sequence[Outcome], kinds: Mapping[str, RequestClass]) -> Fi
     right.step(moments, running, where="post")
     right.set_xlabel("time (s)")
     right.set_ylabel("requests under way")
+    return figure
+
+
+def seconds(timeline: Sequence[Mapping[str, Any]]) -> Figure:
+    """Requests of every second: offered as a line; served in time, late and failed as bars."""
+    figure, (panel,) = panel_figure(1, width=2 * _WIDTH, height=_HEIGHT)
+    at = [row["second"] for row in timeline]
+    below = [0] * len(at)
+    for name, color in (("met", "tab:green"), ("late", "tab:orange"), ("failed", "tab:red")):
+        counts = [row[name] for row in timeline]
+        panel.bar(at, counts, bottom=below, width=1.0, align="edge", color=color, label=name)
+        below = [old + new for old, new in zip(below, counts, strict=True)]
+    offered = [row["offered"] for row in timeline]
+    panel.step(at, offered, where="post", color="black", label="offered")
+    panel.set_xlabel("time (s)")
+    panel.set_ylabel("requests per second")
+    _legend(panel)
+    return figure
+
+
+def growth(talks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Mean prompt tokens and TTFT (p50, p95) by turn of a conversation, by class."""
+    figure, (left, right) = panel_figure(2, width=_WIDTH, height=_HEIGHT)
+    for name, rows in talks.items():
+        told = [row for row in rows if row["finished"]]
+        turns = [row["turn"] + 1 for row in told]
+        left.plot(turns, [row["prompt_tokens"] for row in told], "o-", label=name)
+        for key, line in (("p50_s", "o-"), ("p95_s", "^:")):
+            label = f"{name} {key.removesuffix('_s')}"
+            right.plot(turns, [row["ttft"][key] for row in told], line, label=label)
+    left.set_ylabel("prompt tokens, mean")
+    right.set_ylabel("TTFT (s)")
+    for panel in (left, right):
+        panel.set_xlabel("turn")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _legend(panel)
     return figure
 
 

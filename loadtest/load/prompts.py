@@ -62,20 +62,26 @@ class PromptMaker:
         """The class's prefix, the salt, and a stretch of the pool; or the blocks of a trace."""
         if request.blocks:
             return self._of_blocks(request)
-        random = Random(f"{self._seed}:prompt:{request.index}")
-        prefix = min(request.kind.prefix_tokens, request.prompt_tokens)
+        return self._salted(
+            f"{request.index}", tokens=request.prompt_tokens, prefix=request.kind.prefix_tokens
+        )
+
+    def words(self, request: PlannedRequest, *, turn: int, tokens: int) -> str:
+        """What the user says in one turn of a conversation, in words of about so many tokens."""
+        return self._salted(f"{request.index}:turn:{turn}", tokens=tokens, prefix=0).text
+
+    def _salted(self, name: str, *, tokens: int, prefix: int) -> Prompt:
+        random = Random(f"{self._seed}:prompt:{name}")
         chosen: list[Word] = []
-        count = self._take(chosen, 0, start=0, wanted=prefix)
+        count = self._take(chosen, 0, start=0, wanted=min(prefix, tokens))
         salt = random.choices(self._words, k=_SALT_WORDS)
         for word in salt:
-            if count < request.prompt_tokens:
+            if count < tokens:
                 chosen.append(word)
                 count += len(word.token_ids)
-        self._take(chosen, count, start=random.randrange(_POOL_WORDS), wanted=request.prompt_tokens)
+        self._take(chosen, count, start=random.randrange(_POOL_WORDS), wanted=tokens)
         token_ids = [token_id for word in chosen for token_id in word.token_ids]
-        return Prompt(
-            token_ids[: request.prompt_tokens], "".join(word.text for word in chosen).lstrip()
-        )
+        return Prompt(token_ids[:tokens], "".join(word.text for word in chosen).lstrip())
 
     def _of_blocks(self, request: PlannedRequest) -> Prompt:
         token_ids: list[int] = []

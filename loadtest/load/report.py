@@ -7,9 +7,9 @@ from typing import Any
 
 from loadtest.figures import png
 from loadtest.load.outcome import MEASURES, Outcome
-from loadtest.load.plots import course, distributions
+from loadtest.load.plots import course, distributions, growth, seconds
 from loadtest.load.settings import LoadSettings
-from loadtest.load.summary import highest_rate_held
+from loadtest.load.summary import highest_rate_held, stop_text
 from loadtest.machine import commit_text
 from loadtest.page import bullets, document, figure, number, percent, section
 from loadtest.report_files import write_files
@@ -23,7 +23,11 @@ def write_report(
     figures = {
         "distributions": png(distributions(outcomes, kinds)),
         "course": png(course(outcomes, kinds)),
+        "seconds": png(seconds(summary["timeline"])),
     }
+    talks = {name: found["turns"] for name, found in summary["classes"].items() if found["turns"]}
+    if talks:
+        figures["turns"] = png(growth(talks))
     origin = _origin(summary)
     page = document(
         "Load run",
@@ -33,8 +37,14 @@ def write_report(
                    caption="Shares of finished requests; dotted: the bounds."),
             figure("Course", figures["course"], origin=origin,
                    caption="First texts and finished requests under way over the run."),
+            figure("Seconds", figures["seconds"], origin=origin,
+                   caption="Requests of each second: offered by their start, others by their end."),
+            *(figure("Turns", image, origin=origin,
+                     caption="Prompts and first texts of conversations by turn.")
+              for name, image in figures.items() if name == "turns"),
             section("Classes", _class_rows(summary), origin),
             section("Times", _time_rows(summary), origin),
+            section("Turns", _turn_rows(summary), origin),
             section("Stages", _stage_rows(summary), origin),
             section("Failures", _failure_rows(summary), origin),
         ],
@@ -63,6 +73,10 @@ def _headlines(summary: Mapping[str, Any]) -> list[str]:
             f"Generator: p99 lag {1000 * lag['p99_s']:.1f} ms, behind by {lag['share']:.1%} at the "
             f"end (at most {lag['limit']:.0%})."
         )
+    if summary["stopped"] is not None:
+        lines.insert(1, f"The run was {stop_text(summary)}.")
+    if (found := summary["disturbance"]) is not None:
+        lines.append(_disturbance_text(found))
     if len(summary["stages"]) > 1:
         held = highest_rate_held(summary)
         lines.append(f"Highest rate served in time: {number(held, digits=2)} requests/s.")
@@ -104,6 +118,33 @@ def _stage_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
         }
         for stage in summary["stages"]
     ]
+
+
+def _turn_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [
+        {
+            "class": name,
+            "turn": str(row["turn"] + 1),
+            "offered": str(row["offered"]),
+            "finished": str(row["finished"]),
+            "prompt tokens": number(row["prompt_tokens"], digits=0),
+            "TTFT p50 (s)": number(row["ttft"]["p50_s"]),
+            "TTFT p95 (s)": number(row["ttft"]["p95_s"]),
+        }
+        for name, found in summary["classes"].items()
+        for row in found["turns"]
+    ]
+
+
+def _disturbance_text(found: Mapping[str, Any]) -> str:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in found["failures"].items())
+    back = found["recovered_at_s"]
+    return (
+        f"Failures from second {found['first_failure_s']} to {found['last_failure_s']}: {reasons}. "
+        f"Goodput before {number(found['before_per_s'], digits=2)} requests/s, at its lowest "
+        f"{number(found['lowest_per_s'], digits=2)}, "
+        + ("not recovered." if back is None else f"recovered from second {back} on.")
+    )
 
 
 def _failure_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from http.client import HTTPException
-from typing import Any, Protocol
+from typing import Any
 
 import gevent
 import orjson
@@ -10,9 +10,12 @@ from geventhttpclient import HTTPClient
 from geventhttpclient.response import HTTPSocketPoolResponse
 
 from loadtest.load.chunks import note_frame
+from loadtest.load.dialogue import Dialogue
 from loadtest.load.exchange import Exchange
 from loadtest.load.outcome import Failure
+from loadtest.load.overrides import NO_OVERRIDES, Overrides
 from loadtest.load.prompts import Prompt
+from loadtest.load.rest_dialogue import dialogue_body
 from loadtest.load.settings import Api
 from loadtest.load.sse import SseReader
 from shared.errors import UnavailableError
@@ -20,13 +23,6 @@ from shared.errors import UnavailableError
 _HTTP_OK = 200
 _CONTROL_S = 60.0
 _ERROR_BYTES = 2_000
-
-
-class Client(Protocol):
-    """Asks one request at a time for a caller of its own."""
-
-    def prepared(self, prompt: Prompt, answer_tokens: int) -> Callable[[Exchange], None]:
-        """Makes a request ready; calling the result sends it and waits for the stream's end."""
 
 
 class Left(BaseException):
@@ -41,16 +37,25 @@ class RestClient:
         api: completions or chat.
         model: served model.
         timeout_s: longest time of a request.
+        overrides: of the profile, in every request.
         api_key: bearer token; empty: none.
     """
 
     def __init__(
-        self, url: str, *, api: Api, model: str, timeout_s: float, api_key: str = ""
+        self,
+        url: str,
+        *,
+        api: Api,
+        model: str,
+        timeout_s: float,
+        overrides: Overrides = NO_OVERRIDES,
+        api_key: str = "",
     ) -> None:
         self._url = url
         self._chat = api is Api.CHAT
         self._model = model
         self._timeout_s = timeout_s
+        self._overrides = overrides.to_json()
         self._headers = headers_of(api_key)
         self._path = "/v1/chat/completions" if self._chat else "/v1/completions"
 
@@ -61,12 +66,22 @@ class RestClient:
             if self._chat
             else {"prompt": prompt.token_ids}
         )
+        return self._sender(asked | {"ignore_eos": True}, answer_tokens)
+
+    def prepared_dialogue(
+        self, dialogue: Dialogue, answer_tokens: int
+    ) -> Callable[[Exchange], None]:
+        """Encodes the body of a conversation's next turn."""
+        return self._sender(dialogue_body(dialogue), answer_tokens)
+
+    def _sender(self, asked: Mapping[str, Any], answer_tokens: int) -> Callable[[Exchange], None]:
+        overrides = {"tandem": self._overrides} if self._overrides else {}
         body = orjson.dumps(
             {
                 "model": self._model,
                 **asked,
+                **overrides,
                 "max_tokens": answer_tokens,
-                "ignore_eos": True,
                 "temperature": 0,
                 "stream": True,
                 "stream_options": {"include_usage": True},

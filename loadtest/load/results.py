@@ -10,7 +10,7 @@ from typing import Any
 from loadtest.load.judge import EXIT_CODES
 from loadtest.load.record import Record
 from loadtest.load.settings import LoadSettings
-from loadtest.load.summary import exit_verdict, summary_of
+from loadtest.load.summary import exit_verdict, stop_text, summary_of
 from shared.errors import ConfigError
 
 SUMMARY = "summary.json"
@@ -42,6 +42,8 @@ def write_results(
     found = exit_verdict(summary)
     counts = summary["requests"]
     judged = counts["offered"] - counts["left"]
+    if summary["stopped"] is not None:
+        print(stop_text(summary), file=sys.stderr)
     print(
         f"{found}: {counts['met']} of {judged} requests served in time, {counts['failed']} failed; "
         f"results in {folder}",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.load.arrivals import Stage, parse_stages
+from loadtest.load.overrides import NO_OVERRIDES, Overrides
 from loadtest.load.workloads import TRACE, WORKLOADS, Profile, RequestClass, Slo, classes_of, slo
 from shared.errors import ConfigError
 
@@ -55,6 +56,8 @@ class LoadSettings:
     """Coefficient of variation of the gaps between arrivals."""
     trace: Path | None = None
     """File of recorded requests, for that workload."""
+    overrides: Overrides = NO_OVERRIDES
+    """What every request asks of the pair instead of the profile's choice."""
     closed_users: int = 0
     """Clients of a closed loop; 0: an open loop."""
     seed: int = 0
@@ -65,6 +68,10 @@ class LoadSettings:
     """Share of the offered requests that must be served in time."""
     max_lag: float = 0.05
     """Largest share of the schedule that the generator may be behind at its end."""
+    max_in_flight: int = 512
+    """Requests under way above which an open loop is stopped."""
+    keep_going: bool = False
+    """An open loop runs to its end, whatever the server does."""
     request_timeout_s: float = 300.0
     """Longest time of a request."""
     drain_s: float = 60.0
@@ -78,10 +85,9 @@ class LoadSettings:
                 f"workload {self.workload!r} is unknown: the known ones are "
                 f"{', '.join(WORKLOADS)}; choose one"
             )
-        if self.api is Api.GRPC and not self.grpc:
-            raise ConfigError(
-                "the gRPC API has no address: only --host was given; give --grpc HOST:PORT too"
-            )
+        self._check_api()
+        if self.max_in_flight < 1:
+            raise ConfigError(f"max_in_flight is {self.max_in_flight}: give at least 1")
         for name in ("rate", "seconds", "variation", "max_lag", "request_timeout_s", "drain_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be above 0; raise it")
@@ -96,6 +102,17 @@ class LoadSettings:
         self._check_trace()
         self._check_unused()
         _ = self.all_stages, self.classes
+
+    def _check_api(self) -> None:
+        if self.api is Api.GRPC and not self.grpc:
+            raise ConfigError(
+                "the gRPC API has no address: only --host was given; give --grpc HOST:PORT too"
+            )
+        if self.api is Api.COMPLETIONS and any(kind.dialogue for kind in self.classes.values()):
+            raise ConfigError(
+                f"workload {self.workload!r} is conversations, and completions have no messages; "
+                "give --api chat or --api grpc"
+            )
 
     def _check_trace(self) -> None:
         if (self.workload == TRACE) != (self.trace is not None):
@@ -116,6 +133,8 @@ class LoadSettings:
             "variation": closed or recorded,
             "max_lag": closed,
             "drain_s": closed,
+            "keep_going": closed,
+            "max_in_flight": closed or self.keep_going,
         }
         for field in fields(self):
             if unused.get(field.name) and (value := getattr(self, field.name)) != field.default:
@@ -148,7 +167,10 @@ class LoadSettings:
     def to_json(self) -> dict[str, Any]:
         """All of them, JSON-ready."""
         plain = asdict(self) | {"out": str(self.out), "slo": list(self.slo)}
-        return plain | {"trace": None if self.trace is None else str(self.trace)}
+        return plain | {
+            "trace": None if self.trace is None else str(self.trace),
+            "overrides": self.overrides.to_json(),
+        }
 
 
 def parse_slo(text: str) -> tuple[str, Slo]:

@@ -11,6 +11,8 @@ from loadtest.load.lag import lag_of
 from loadtest.load.outcome import MEASURES, Outcome
 from loadtest.load.record import Record
 from loadtest.load.settings import LoadSettings
+from loadtest.load.timeline import disturbance_of, timeline_of
+from loadtest.load.turns import turns_of
 from loadtest.load.workloads import RequestClass
 
 FORMAT = 1
@@ -39,6 +41,7 @@ def summary_of(
     lag = None
     if not settings.closed_users and outcomes:
         lag = lag_of(outcomes, limit=settings.max_lag)
+    timeline = timeline_of(outcomes, kinds)
     return {
         "format": FORMAT,
         "verdict": verdict(
@@ -46,16 +49,20 @@ def summary_of(
             wanted=settings.attainment,
             saturated=lag is not None and lag["client_saturated"],
             complete=record.complete,
+            stop=record.stop,
         ),
         **machine,
         "server": dict(server),
         "settings": settings.to_json(),
         "planned": record.planned,
+        "stopped": None if record.stop is None else record.stop.to_json(),
         "lag": lag,
         "requests": _counts(outcomes, kinds),
         "failures": dict(Counter(o.failure for o in outcomes if o.failure is not None)),
         **_rates(outcomes, kinds),
         "classes": classes,
+        "timeline": timeline,
+        "disturbance": disturbance_of(timeline),
         "stages": [] if settings.closed_users or settings.trace else _stages(outcomes, settings),
     }
 
@@ -66,7 +73,16 @@ def _class_summary(outcomes: Sequence[Outcome], kind: RequestClass) -> dict[str,
         **_counts(outcomes, {kind.name: kind}),
         "failures": dict(Counter(o.failure for o in outcomes if o.failure is not None)),
         **{measure: _histogram(outcomes, measure).summary() for measure in MEASURES},
+        "turns": turns_of(outcomes),
+        "work": _work(outcomes),
     }
+
+
+def _work(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """Sums over the requests whose server told what the pair did."""
+    told = [o for o in outcomes if o.finished and o.kept_tokens]
+    names = ("prompt_tokens", "kept_tokens", "attended", "dense")
+    return {name: sum(getattr(outcome, name) for outcome in told) for name in names}
 
 
 def _counts(outcomes: Sequence[Outcome], kinds: Mapping[str, RequestClass]) -> dict[str, Any]:
@@ -138,3 +154,13 @@ def highest_rate_held(summary: Mapping[str, Any]) -> float | None:
 def exit_verdict(summary: Mapping[str, Any]) -> Verdict:
     """The verdict of a summary, from a file too."""
     return Verdict(summary["verdict"])
+
+
+def stop_text(summary: Mapping[str, Any]) -> str:
+    """Why and when a run was ended early."""
+    stop, counts = summary["stopped"], summary["requests"]
+    return (
+        f"ended early after {stop['at_s']:.1f} s: {stop['reason']}. {counts['offered']} of "
+        f"{summary['planned']} requests were offered; the figures are those of a run that did not "
+        "settle. Offer less, or give --keep-going"
+    )

@@ -48,6 +48,18 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """How a conversation goes on; each of its turns is a request."""
+
+    turns: Sizes
+    """User turns, the first one included."""
+    follow_up: Sizes
+    """Tokens of every later question; the prompt is all that was said before it, too."""
+    think_s: tuple[float, float]
+    """Least and longest time between an answer and the next question."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestClass:
     """Requests of one kind; their events are counted together."""
 
@@ -65,6 +77,15 @@ class RequestClass:
     """The client leaves so long after it began; None stays."""
     pause_s: float = 0.0
     """The client waits so long before each read; its times are then its own and no bound holds."""
+    conversation: Conversation | None = None
+    """Several turns; None: one request."""
+    calls: bool = False
+    """The first answer is a call; its result is sent back and answered in words."""
+
+    @property
+    def dialogue(self) -> bool:
+        """Its requests are messages, which completions have no form for."""
+        return self.calls or self.conversation is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +106,8 @@ WORKLOADS: Mapping[str, Workload] = {
     "mixed": Workload({"chat": 0.6, "rag": 0.3, "reasoning": 0.1}),
     "cancel": Workload({"chat": 0.9, "cancel": 0.1}),
     "slow_reader": Workload({"chat": 0.75, "slow_reader": 0.25}),
+    "multi_turn": Workload({"multi_turn": 1.0}),
+    "tools": Workload({"tools": 1.0}),
     TRACE: Workload({TRACE: 1.0}),
 }
 
@@ -95,7 +118,11 @@ def classes_of(profile: Profile) -> dict[str, RequestClass]:
     cancel = replace(chat, name="cancel", leave_after_s=_LEAVE_AFTER_S)
     slow = replace(chat, name="slow_reader", pause_s=_PAUSE_S)
     recorded = replace(rag, name=TRACE, prefix_tokens=0)
-    return {each.name: each for each in (chat, rag, reasoning, cancel, slow, recorded)}
+    conversation = _GPU_CONVERSATION if profile is Profile.GPU else _CPU_CONVERSATION
+    several = replace(chat, name="multi_turn", conversation=conversation)
+    tools = replace(chat, name="tools", calls=True)
+    kinds = (chat, rag, reasoning, cancel, slow, recorded, several, tools)
+    return {each.name: each for each in kinds}
 
 
 def slo(*, ttft: float, tpot: float, gap: float | None = None) -> Slo:
@@ -145,3 +172,5 @@ _CPU = (
         slo=slo(ttft=4.0, tpot=0.2),
     ),
 )
+_GPU_CONVERSATION = Conversation(turns=Sizes(3, 10), follow_up=Sizes(20, 400), think_s=(1.0, 10.0))
+_CPU_CONVERSATION = Conversation(turns=Sizes(2, 5), follow_up=Sizes(16, 96), think_s=(0.2, 1.0))

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from deploy.settings import config_class
+from loadtest.load import __main__ as load_suite
 from shared.config.loader import LoadedConfig, load_config
 from shared.errors import ConfigError
 from tests.support.compose_project import (
@@ -25,7 +26,7 @@ from tests.support.compose_project import (
     start_order,
     tool,
 )
-from tests.support.compose_run import DOCUMENTED_PORTS, image_of
+from tests.support.compose_run import DOCUMENTED_PORTS, LOCUST_PORT, image_of
 
 pytestmark = HAS_COMPOSE
 
@@ -36,6 +37,7 @@ STOP_SLACK_S = 10.0
 LAYOUTS = {
     "cpu": ((BASE,), ()),
     "obs": ((BASE,), ("obs",)),
+    "load": ((BASE,), ("load",)),
     "1p1d": ((BASE, GPU), ()),
     "2p2d": ((BASE, GPU), ("2p", "2d")),
     "3p1d": ((BASE, GPU), ("3p",)),
@@ -236,6 +238,32 @@ def test_secrets_and_addresses_of_an_operator_take_effect(tmp_path):
         assert project["services"][name]["user"] == "4711:0"
     assert project["services"]["gateway"]["ports"][0]["published"] == "18000"
     assert settings_of("gateway", read_project()).value.api_keys is None
+
+
+def test_the_load_service_asks_for_what_the_suite_understands(monkeypatch):
+    project = project_of("load")
+    service = project["services"]["load"]
+    assert image_of(service).entrypoint == ("python", "-m", "loadtest.load")
+    started: list[list[str]] = []
+
+    def become_locust(flags):
+        started.append(flags)
+        return 0
+
+    monkeypatch.setattr(load_suite, "become_locust", become_locust)
+    assert load_suite.main(service["command"]) == 0
+    flags = dict(flag.split("=", 1) for flag in started[0])
+    assert flags["--host"] == f"http://gateway:{DOCUMENTED_PORTS['gateway']['PORT']}"
+    assert flags["--web-port"] == str(service["ports"][0]["target"]) == str(LOCUST_PORT)
+    assert Path(flags["--out"]).parent == Path(service["volumes"][0]["target"])
+    assert set(service["networks"]) == {"cluster"}
+    assert service["depends_on"]["gateway"]["condition"] == "service_healthy"
+    environ = {"LOAD_WORKLOAD": "mixed", "LOAD_RATE": "fast", "TANDEM_API_KEY": "key"}
+    wrong = read_project(profiles=("load",), environ=environ)["services"]["load"]
+    assert wrong["environment"]["TANDEM_API_KEY"] == "key"
+    with pytest.raises(SystemExit):
+        load_suite.main(wrong["command"])
+    assert "load" not in project_of("cpu")["services"]
 
 
 def test_prometheus_finds_every_worker_by_an_alias():

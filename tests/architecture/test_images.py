@@ -11,7 +11,7 @@ from deploy.launch import ALLOCATOR_VARIABLES
 from deploy.settings import ROLE_NAMES, config_class
 from shared.config.loader import LoadedConfig, load_config
 from tests.support.compose_project import ROOT, tool
-from tests.support.compose_run import DOCUMENTED_PORTS, IMAGE_MODEL
+from tests.support.compose_run import DOCUMENTED_PORTS, IMAGE_MODEL, LOCUST_PORT
 from tests.support.dockerfiles import DOCKER, Stage, read_stages
 
 DOCKERFILES = ("cpu.Dockerfile", "cuda.Dockerfile")
@@ -72,7 +72,20 @@ def test_an_image_runs_its_role_and_asks_it_whether_it_is_ready(file, role):
     assert stage.labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-@pytest.mark.parametrize(("file", "role"), IMAGES)
+def test_the_load_image_is_locust_without_torch():
+    stage = image("cpu.Dockerfile", "load")
+    assert stage.entrypoint == ("python", "-m", "loadtest.load")
+    assert stage.ports == (LOCUST_PORT,)
+    assert stage.env["MPLCONFIGDIR"].startswith(WRITABLE + "/")
+    command = [sys.executable, str(DOCKER / "requirements.py"), "loadtest"]
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert [name for name in result.stdout.split() if name.startswith("locust>")]
+    assert "torch" not in result.stdout
+
+
+@pytest.mark.parametrize(("file", "role"), [*IMAGES, ("cpu.Dockerfile", "load")])
 def test_an_image_writes_into_one_folder_and_downloads_nothing(file, role):
     stage = image(file, role)
     assert [name for name in CACHES if not f"{stage.env[name]}/".startswith(WRITABLE + "/")] == []

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.support.compose_project import HAS_COMPOSE
-from tests.support.compose_run import ComposeRun, pair_of_pairs
+from tests.support.compose_run import ComposeRun, await_load, pair_of_pairs
 
 pytestmark = [HAS_COMPOSE, pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -70,6 +70,20 @@ def test_services_start_answer_and_drain_in_order(tiny_model_dir, tmp_path):
         for role in ("gateway", "prefill", "decode"):
             assert "TANDEM_READY" in run.log_of(role)
             assert "drain" in run.log_of(role)
+
+
+@pytest.mark.slow
+def test_profile_load_shows_its_page_and_leaves_results(tiny_model_dir, tmp_path):
+    environ = {**ONE_THREAD, "LOAD_SECONDS": "4", "LOAD_RATE": "2"}
+    with ComposeRun(tmp_path, tiny_model_dir, environ, profiles=("load",)) as run:
+        assert "Locust" in httpx.get(run.page, timeout=30).text
+        await_load(run)
+        assert run.stop_order()[0] == "load"
+        run.signal_stop("load")
+        assert run.wait_stopped("load") in {0, 1, 7}, run.log_of("load")  # a machine may be slow
+        found = json.loads((tmp_path / "cache/load-results/summary.json").read_text())
+        assert found["requests"]["offered"] == found["requests"]["finished"] > 0, run.log_of("load")
+        assert (tmp_path / "cache/load-results/report.html").is_file()
 
 
 @pytest.mark.slow

@@ -2,49 +2,21 @@
 
 import asyncio
 import json
-import os
-import sys
 from collections import Counter
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from loadtest.load.__main__ import main
 from tests.support.faulty_completions import OK, USAGE, WELL, faulty_completions, text
 from tests.support.gateway_rig import running_rig
-from tests.support.processes import ROOT, run_tandem
+from tests.support.load_runs import RUN, started, summary_in
+from tests.support.processes import run_tandem
 from tests.support.tiny_tokenizer import write_tokenizer_folder
 
 LOCUST = ("-m", "locust", "-f", "loadtest/load/locustfile.py", "--headless", "--only-summary")
-RUN = ("-m", "loadtest.load", "run")
 PATIENT = ("--slo", "chat:ttft=60,tpot=60", "--max-lag", "1000")  # the machine may be busy
-
-
-async def started(*arguments: str) -> tuple[int, str]:
-    """Exit code and output of a run."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *arguments,
-        cwd=ROOT,
-        env={key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        said, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return process.returncode, said.decode()
-
-
-def summary_in(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +134,23 @@ def test_arms_are_compared_from_files(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no result of a load run" in capsys.readouterr().err
     assert main(["compare", "a", "b"]) == 3
     assert "NAME=RUN,RUN" in capsys.readouterr().err
+
+
+async def test_a_run_that_falls_behind_more_and_more_ends_early(
+    model: Path, tmp_path: Path
+) -> None:
+    async with running_rig(model) as rig:
+        rig.simulation.token_delay_s = 60.0
+        code, said = await started(
+            *RUN, "--host", rig.url, "--rate", "20", "--seconds", "60", "--max-in-flight", "15",
+            "--max-lag", "1000", "--out", str(tmp_path),
+        )  # fmt: skip
+    assert code == 9, said
+    assert "ended early after" in said
+    assert "16 requests were under way, more than 15" in said
+    found = summary_in(tmp_path)
+    assert found["verdict"] == "server saturated"
+    assert found["requests"]["offered"] == found["failures"]["unfinished"] == 16
+    assert found["planned"] > 1_000
+    assert found["stopped"]["at_s"] < 50
+    assert "The run was ended early after" in (tmp_path / "report.html").read_text()

@@ -2,6 +2,7 @@
 
     python -m tests.support.compose_run [MODEL_FOLDER]         # the CPU services
     python -m tests.support.compose_run --2p2d [MODEL_FOLDER]  # the GPU layout 2P2D, devices cpu
+    python -m tests.support.compose_run --load [MODEL_FOLDER]  # the CPU services and profile load
 
 Each service gets the entrypoint and variables of its image (read from the Dockerfile), then the
 command, variables and secrets of the Compose file, and nothing of this machine's environment. What
@@ -46,6 +47,9 @@ DOCUMENTED_PORTS: Mapping[str, Mapping[str, int]] = {
 """Settings of each role and the ports that documents name for them."""
 
 REDIS_PORT = 6379
+LOCUST_PORT = 8089
+_SERVICE_PORTS = {"redis": (REDIS_PORT,), "load": (LOCUST_PORT,)}
+"""Of services that have no role."""
 IMAGE_MODEL = "/opt/tandem/models/smollm2"
 WEIGHTS = "model.safetensors"
 BASE_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -125,6 +129,11 @@ class ComposeRun:
         """Base URL of the gateway."""
         return f"http://127.0.0.1:{self.ports['gateway', DOCUMENTED_PORTS['gateway']['PORT']]}"
 
+    @property
+    def page(self) -> str:
+        """Base URL of Locust's page, with profile load."""
+        return f"http://127.0.0.1:{self.ports['load', LOCUST_PORT]}"
+
     def wait_healthy(self, name: str) -> None:
         """Runs the service's health check until it passes, for as long as Compose would."""
         running = self.services[name]
@@ -172,6 +181,9 @@ class ComposeRun:
         text = text.replace("/var/lib/tandem", str(self.folder / "cache"))
         for (name, port), free in self.ports.items():
             text = re.sub(rf"(?<![\w.-]){name}:{port}\b", f"127.0.0.1:{free}", text)
+        if service == "load":  # the port of its own page, in its command and in its check
+            free = self.ports[service, LOCUST_PORT]
+            text = re.sub(rf"(--web-port=|127\.0\.0\.1:){LOCUST_PORT}\b", rf"\g<1>{free}", text)
         return text
 
     def _start(self, name: str) -> None:
@@ -235,7 +247,7 @@ class ComposeRun:
     def _ports_of(self, name: str) -> list[int]:
         role = role_of(self.project["services"][name])
         if role is None:
-            return [REDIS_PORT] if name == "redis" else []
+            return list(_SERVICE_PORTS.get(name, ()))
         return list(DOCUMENTED_PORTS[role].values())
 
     def _port_variables(self, name: str) -> dict[str, str]:
@@ -280,13 +292,33 @@ def pair_of_pairs(folder: Path, model: Path, *, say: Callable[[str], None]) -> C
     return ComposeRun(folder, model, environ, (BASE, GPU), ("2p", "2d"), say)
 
 
+def under_load(folder: Path, model: Path, *, say: Callable[[str], None]) -> ComposeRun:
+    """The CPU services and a short run of profile load."""
+    environ = {"LOAD_SECONDS": "10", "LOAD_RATE": "1"}
+    return ComposeRun(folder, model, environ, profiles=("load",), say=say)
+
+
+def await_load(run: ComposeRun, *, timeout_s: float = 120.0) -> None:
+    """Waits until Locust's page says that its run is over."""
+    import httpx
+
+    limit = time.monotonic() + timeout_s
+    while httpx.get(f"{run.page}/stats/requests", timeout=30).json()["state"] != "stopped":
+        assert time.monotonic() < limit, run.log_of("load")
+        time.sleep(_HEALTH_POLL_S)
+
+
+LAYOUTS: Mapping[str, Callable[..., ComposeRun]] = {"--2p2d": pair_of_pairs, "--load": under_load}
+
+
 def main(arguments: list[str]) -> None:
-    """Starts the services, asks one question, stops them in order."""
+    """Starts the services, asks one question, waits for a load's end, stops them in order."""
     import httpx
 
     from shared.model.catalog import resolve
 
-    names = [argument for argument in arguments if argument != "--2p2d"]
+    names = [argument for argument in arguments if argument not in LAYOUTS]
+    chosen = [LAYOUTS[argument] for argument in arguments if argument in LAYOUTS]
     model = Path(names[0]) if names else resolve("smollm2")
     question = {
         "model": model.name,
@@ -294,16 +326,20 @@ def main(arguments: list[str]) -> None:
         "max_tokens": 24,
         "temperature": 0,
     }
-    make = ComposeRun if names == arguments else pair_of_pairs
+    make = chosen[0] if chosen else ComposeRun
     with (
         tempfile.TemporaryDirectory(prefix="tandem-compose-") as folder,
         make(Path(folder), model, say=lambda text: print(text, flush=True)) as run,
     ):
         answer = httpx.post(f"{run.url}/v1/chat/completions", json=question, timeout=120)
         print(answer.status_code, answer.json()["choices"][0]["message"]["content"])
+        if "load" in run.services:
+            await_load(run)
         for name in run.stop_order():
             run.signal_stop(name)
             run.wait_stopped(name)
+        if "load" in run.services:
+            print(run.log_of("load"))
 
 
 if __name__ == "__main__":

@@ -62,12 +62,17 @@ class Rig:
 
 @asynccontextmanager
 async def running_rig(
-    folder: Path, *, prefills: int = 1, decodes: int = 1, **config: Any
+    folder: Path,
+    *,
+    prefills: int = 1,
+    decodes: int = 1,
+    max_model_len: int = 1024,
+    **config: Any,
 ) -> AsyncIterator[Rig]:
     """Starts workers and a gateway that knows them; `config` overrides settings."""
     tokenizer = Tokenizer.from_folder(folder)
     ids = [*tokenizer.encode(DEFAULT_ANSWER), tokenizer.eos_ids[0]]
-    simulation = Simulation(tokenizer, answer=lambda _prompt: ids)
+    simulation = Simulation(tokenizer, answer=lambda _prompt: ids, max_model_len=max_model_len)
     ps = [SimulatedPrefill(simulation, worker_id=f"p{i}") for i in range(prefills)]
     ds = [SimulatedDecode(simulation, worker_id=f"d{i}") for i in range(decodes)]
     workers = [*ps, *ds]

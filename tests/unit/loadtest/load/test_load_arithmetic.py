@@ -238,6 +238,19 @@ def test_runs_of_other_loads_and_one_arm_are_not_compared() -> None:
         compared({"a": [run(1, 1)], "b": [run(1, 1, rate=2.0)]})
     with pytest.raises(ConfigError, match="one arm"):
         compared({"a": [run(1, 1)]})
+    with pytest.raises(ConfigError, match="a repeat lacks an arm"):
+        compared({"a": [run(1, 1)] * 2, "b": [run(1, 1)]}, paired=True)
+
+
+def test_what_a_repeat_does_to_both_arms_is_no_part_of_a_paired_interval() -> None:
+    base = [run(1.0, ttft) for ttft in (0.2, 0.4, 0.8)]
+    other = [run(1.0, ttft) for ttft in (0.1, 0.2, 0.4)]
+    rows = [compared({"a": base, "b": other}, paired=paired, seed=3) for paired in (True, False)]
+    pairs, loose = (row["metrics"]["chat.ttft_p50_s"]["ratios"]["b"] for row in rows)
+    assert pairs["ratio"] == loose["ratio"] == pytest.approx(0.5)
+    assert pairs["low"] == pytest.approx(0.5) == pairs["high"]
+    assert loose["low"] < 0.4
+    assert loose["high"] > 0.6
 
 
 def test_an_arrival_names_its_stage() -> None:

@@ -238,7 +238,7 @@ def test_the_files_of_a_run(tmp_path: Path) -> None:
     lines = (out / "requests.jsonl").read_text().splitlines()
     assert [orjson.loads(line)["failure"] for line in lines].count("http_503") == 1
     page = (out / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3
     assert "locust &lt;x&gt;" in page
     assert "Highest rate served in time: 1.00" in page
 

@@ -1,0 +1,177 @@
+"""`arms`: one load offered to every method in turn, on one server, again and again.
+
+Every repeat has a seed of its own, which all its arms share: they get the same requests at the same
+moments. The order is turned around from repeat to repeat, so that what a machine does over time
+falls on all arms alike. Which methods run is asked for in each request; the server stays as it is.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from loadtest.load.arms_summary import arms_summary, worst
+from loadtest.load.flags import add_flags, settings_of
+from loadtest.load.judge import EXIT_CODES, Verdict
+from loadtest.load.launch import run_locust
+from loadtest.load.results import read_summary
+from loadtest.machine import machine_facts
+from shared.errors import ConfigError, UnavailableError
+from shared.types.options import Mode
+
+ARMS: Mapping[str, str] = {
+    "full": "pair, full attention",
+    "prune": "pair + CLAA",
+    "sparse": "pair + DELTA",
+    "both": "pair + both",
+}
+"""Names are the modes that requests ask for; what each is called in the report."""
+
+ARMS_FILE = "arms.json"
+REPORT_FILE = "report.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmsPlan:
+    """What is run.
+
+    Raises:
+        ConfigError: values that do not fit together.
+    """
+
+    arms: tuple[str, ...]
+    """Names, the base first."""
+    repeats: int
+    """Runs of each."""
+    seed: int
+    """Of the first repeat; later ones count up."""
+    out: Path
+    """Folder that takes the results; it has none yet."""
+    flags: tuple[str, ...]
+    """Of every run, as `run` has them."""
+    figures: bool
+    """Draw the report."""
+
+    def __post_init__(self) -> None:
+        if set(self.arms) - set(ARMS) or len(set(self.arms)) < len(self.arms):
+            raise ConfigError(
+                f"arms {','.join(self.arms)!r} cannot be run: each is one of {', '.join(ARMS)}, "
+                "once; give --arms full,prune"
+            )
+        if len(self.arms) < 2:  # noqa: PLR2004  a comparison
+            raise ConfigError("one arm cannot be compared: give --arms two or more, the base first")
+        if self.repeats < 1:
+            raise ConfigError(f"repeats is {self.repeats}: give at least 1, and 3 for intervals")
+        if (self.out / ARMS_FILE).exists():
+            raise ConfigError(f"{self.out} has the results of other arms; give another --out")
+        if self.figures and find_spec("matplotlib") is None:
+            raise ConfigError(
+                "the report needs matplotlib: it is not installed; install Tandem's extra "
+                "loadtest, or give --no-report"
+            )
+
+    def order(self) -> list[tuple[int, str]]:
+        """Repeat and arm of every run, in turn."""
+        return [
+            (repeat, arm)
+            for repeat in range(self.repeats)
+            for arm in (self.arms if repeat % 2 == 0 else reversed(self.arms))
+        ]
+
+    def folder(self, repeat: int, arm: str) -> Path:
+        """Where one run leaves its results."""
+        return self.out / "runs" / f"{arm}-{repeat + 1}"
+
+    def run_flags(self, repeat: int, arm: str) -> list[str]:
+        """All flags of one run."""
+        folder = self.folder(repeat, arm)
+        return [
+            *self.flags, "--mode", Mode(arm).value, "--seed", str(self.seed + repeat),
+            "--out", str(folder), "--no-report",
+        ]  # fmt: skip
+
+
+def run_arms(arguments: Sequence[str]) -> int:
+    """Runs every arm and writes `arms.json` and `report.html`.
+
+    Returns:
+        Exit code of the worst verdict.
+
+    Raises:
+        ConfigError: flags that do not fit together.
+        UnavailableError: a run did not begin, or was broken off.
+    """
+    plan = _plan(arguments)
+    machine = machine_facts(command=f"python -m loadtest.load arms {' '.join(arguments)}")
+    runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in plan.arms}
+    for number, (repeat, arm) in enumerate(plan.order(), start=1):
+        total = plan.repeats * len(plan.arms)
+        print(f"run {number} of {total}: {ARMS[arm]}, repeat {repeat + 1}", file=sys.stderr)
+        runs[arm].append(_one_run(plan, repeat, arm))
+    summary = arms_summary(
+        runs,
+        titles=ARMS,
+        order=[plan.folder(repeat, arm).name for repeat, arm in plan.order()],
+        machine=machine,
+    )
+    (plan.out / ARMS_FILE).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    if plan.figures:
+        from loadtest.load.arms_report import arms_page  # noqa: PLC0415  matplotlib when drawn
+
+        (plan.out / REPORT_FILE).write_text(arms_page(summary), encoding="utf-8")
+    found = worst(Verdict(run["verdict"]) for each in runs.values() for run in each)
+    print(f"{found}: results in {plan.out}", file=sys.stderr)
+    return EXIT_CODES[found]
+
+
+def add_arms_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `arms` itself; all others are those of `run`."""
+    add = parser.add_argument
+    add("--arms", default=",".join(ARMS), help="methods in turn, the base first")
+    add("--repeats", type=int, default=3, help="runs of each; 3 or more have intervals")
+    add("--seed", type=int, default=0, help="of the first repeat; each later one counts up")
+    add("--out", type=Path, default=Path("load-arms"), help="folder that takes the results")
+    add("--no-report", action="store_true", help="JSON only, no figures")
+    add("--mode", help=argparse.SUPPRESS)
+
+
+def _plan(arguments: Sequence[str]) -> ArmsPlan:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.load arms", allow_abbrev=False)
+    add_arms_flags(parser)
+    given, flags = parser.parse_known_args(arguments)
+    if given.mode is not None:
+        raise ConfigError("--mode is what the arms differ in; choose them with --arms")
+    plan = ArmsPlan(
+        arms=tuple(name.strip() for name in given.arms.split(",")),
+        repeats=given.repeats,
+        seed=given.seed,
+        out=given.out,
+        flags=tuple(flags),
+        figures=not given.no_report,
+    )
+    one = argparse.ArgumentParser(prog="python -m loadtest.load arms", allow_abbrev=False)
+    one.add_argument("--host", required=True)
+    add_flags(one)
+    settings_of(vars(one.parse_args(plan.run_flags(0, plan.arms[0]))))
+    return plan
+
+
+def _one_run(plan: ArmsPlan, repeat: int, arm: str) -> dict[str, Any]:
+    folder = plan.folder(repeat, arm)
+    code = run_locust(plan.run_flags(repeat, arm))
+    if not (folder / "summary.json").exists():
+        raise UnavailableError(
+            f"the run of {folder.name} did not begin (exit code {code}): its reason is above; mend "
+            f"it, remove {plan.out} and start again"
+        )
+    summary = read_summary(folder)
+    if summary["verdict"] == Verdict.INCOMPLETE:
+        raise UnavailableError(
+            f"the run of {folder.name} was broken off, so its arm has no pair; remove {plan.out} "
+            "and start again"
+        )
+    return summary
