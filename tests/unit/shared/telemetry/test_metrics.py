@@ -60,6 +60,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "transport_info",
         "transport_rejected",
         "transfer_failures",
+        "transfer_faults",
     },
     DecodeMetrics: {
         "running",
@@ -88,7 +89,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
 
 ALLOWED_LABELS = {
     *("role", "model", "worker", "endpoint", "outcome", "code", "reason", "transport", "phase"),
-    *("slo", "version", "config", "over", "le"),
+    *("slo", "version", "config", "over", "le", "fault", "moment"),
 }
 
 
