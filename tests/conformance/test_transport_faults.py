@@ -105,19 +105,17 @@ def check_chunk(kind: FaultKind, chunk: bytes, *, whole: bytes) -> None:
 
 
 @each_transport()
-async def test_a_cut_is_told_here_and_seen_there(name: str) -> None:
+@pytest.mark.parametrize("moment", Moment)
+async def test_a_cut_is_told_here_and_seen_there(name: str, moment: Moment) -> None:
     async with receiver(name) as end:
-        for moment in Moment:
-            end.writer.closed.clear()
-            with pytest.raises(TransportError, match=rf"cut on purpose \(kill@{moment.value}\)"):
-                await send(end, Fault(kind=FaultKind.KILL, moment=moment))
-            arrived = moment is Moment.ACK
-            if moment in {Moment.MIDDLE, Moment.LAST, Moment.SEAL, Moment.ACK}:
-                await until(lambda: len(end.writer.closed) == 1)
-                assert end.writer.closed == [arrived]
-            assert True not in end.writer.closed or arrived, "what was cut never looks complete"
-            assert all(end.writer.drained), "and nothing of it is under way"
+        with pytest.raises(TransportError, match=rf"cut on purpose \(kill@{moment.value}\)"):
+            await send(end, Fault(kind=FaultKind.KILL, moment=moment))
+        arrived = moment is Moment.ACK
         assert (await send(end))[0] == PAYLOAD, "the connection of others goes on"
+        await until(lambda: end.writer.closed.count(True) == 1 + arrived)
+        # A call may be cancelled before its server has looked at it: then nothing was opened.
+        assert end.writer.closed.count(False) <= (not arrived), "what was cut looks complete never"
+        assert all(end.writer.drained), "and nothing of it is under way"
 
 
 @each_transport()

@@ -90,7 +90,9 @@ class Pool:
         report: dict[str, Any] = {}
         body = self.body(stream_options={"include_usage": True}, **fields)
         async with self.http.stream("POST", "/v1/completions", json=body) as response:
-            assert response.status_code == 200, await response.aread()
+            if response.status_code != 200:  # it failed before anything could be streamed
+                refused = json.loads(await response.aread())
+                return Answer(text, refused["error"], done, report)
             async for line in response.aiter_lines():
                 if not line.startswith("data: "):
                     continue

@@ -136,14 +136,9 @@ async def test_decode_within_its_stream(tiny_model_dir: Path, profile: Path, chi
             assert (await pool.ask(max_tokens=200)).text == right.text
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        pytest.param("prefill", marks=pytest.mark.slow),
-        pytest.param("transfer", marks=pytest.mark.slow),
-        "decode",
-    ],
-)
+# Three processes beside the test's own; it once ran out of time on a loaded machine.
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["prefill", "transfer", "decode"])
 async def test_gateway(tiny_model_dir: Path, profile: Path, children: Any, where: str) -> None:
     """Row "gateway dies": as if all its clients left; a new one serves with the same workers."""
     async with running_pool(tiny_model_dir, profile) as pool:
