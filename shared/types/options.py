@@ -21,6 +21,8 @@ PAGE_FIELDS = {
 }
 """Overrides of page selection, and the field of `SparsityParams` that each one sets."""
 
+MAX_COUNT = 2**32 - 1
+"""Largest count of tokens, pages or steps that a message between workers can carry."""
 MAX_OBSERVATION_WINDOW = 256
 """Longest observation window that a request may ask for, in tokens: scoring costs grow with it."""
 
@@ -130,6 +132,7 @@ class RequestOptions:
             InvalidRequestError: one is out of range, or the policy does not look at it; `param`
                 names it.
         """
+        self._check_counts()
         if self.page_refresh is not None and self.page_refresh < 1:
             raise InvalidRequestError(
                 f"page_refresh {self.page_refresh} is out of range: it is the number of steps from "
@@ -155,13 +158,9 @@ class RequestOptions:
         Raises:
             InvalidRequestError: one is out of range or contradicts another; `param` names it.
         """
+        self._check_counts()
         for name in ("keep_rate", "mass", "min_rate", "max_rate"):
             _check_share(getattr(self, name), name=name)
-        if self.min_keep is not None and self.min_keep < 0:
-            raise InvalidRequestError(
-                f"min_keep {self.min_keep} is negative: it is a count of tokens; give 0 or more",
-                param="tandem.min_keep",
-            )
         if self.mass is not None and self.keep_rate is not None:
             raise InvalidRequestError(
                 "keep_rate and mass were both sent, and each sets the kept count; leave one out",
@@ -181,6 +180,17 @@ class RequestOptions:
             )
         _check_ranges(self.protect)
 
+    def _check_counts(self) -> None:
+        """A count that no message between workers could carry is no count of anything."""
+        for name in ("min_keep", "page_budget", "recency_pages", "page_refresh"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= MAX_COUNT:
+                raise InvalidRequestError(
+                    f"{name} {value} is out of range: it counts tokens, pages or steps; give 0 to "
+                    f"{MAX_COUNT}, or leave it out",
+                    param=f"tandem.{name}",
+                )
+
 
 def _check_share(value: float | None, *, name: str) -> None:
     if value is not None and not (math.isfinite(value) and 0.0 < value <= 1.0):
@@ -197,9 +207,10 @@ def _check_ranges(ranges: tuple[TokenRange, ...]) -> None:
             param="tandem.protect",
         )
     for tokens in ranges:
-        if not 0 <= tokens.start < tokens.end:
+        if not 0 <= tokens.start < tokens.end <= MAX_COUNT:
             raise InvalidRequestError(
-                f"the protected range [{tokens.start}, {tokens.end}) is empty or begins before the "
-                "prompt; give [start, end] with 0 <= start < end, end not included",
+                f"the protected range [{tokens.start}, {tokens.end}) is empty, begins before the "
+                "prompt or ends beyond any; give [start, end] with 0 <= start < end, end not "
+                "included",
                 param="tandem.protect",
             )

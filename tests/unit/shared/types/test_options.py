@@ -8,6 +8,7 @@ import pytest
 
 from shared.errors import InvalidRequestError
 from shared.types.options import (
+    MAX_COUNT,
     MAX_OBSERVATION_WINDOW,
     MAX_PROTECTED_RANGES,
     Mode,
@@ -27,6 +28,11 @@ from shared.types.options import (
         ({"max_rate": math.inf}, "tandem.max_rate"),
         ({"min_rate": 0.6, "max_rate": 0.5}, "tandem.min_rate"),
         ({"min_keep": -1}, "tandem.min_keep"),
+        ({"min_keep": MAX_COUNT + 1}, "tandem.min_keep"),
+        ({"page_budget": 2**40}, "tandem.page_budget"),
+        ({"recency_pages": -1}, "tandem.recency_pages"),
+        ({"page_refresh": 2**40}, "tandem.page_refresh"),
+        ({"protect": (TokenRange(0, MAX_COUNT + 1),)}, "tandem.protect"),
         ({"observation_window": 0}, "tandem.window"),
         ({"observation_window": MAX_OBSERVATION_WINDOW + 1}, "tandem.window"),
         ({"protect": (TokenRange(3, 3),)}, "tandem.protect"),
