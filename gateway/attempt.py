@@ -120,7 +120,10 @@ class Attempt:
         tokens = len(self._state.job.prompt_ids)
         held = self._services.workers.hold
         try:
-            with held(self._pair.prefill.worker_id, tokens):
+            # The decode worker that is to get the KV counts it from here on: otherwise all prompts
+            # that are read at one moment are meant for the one that was lightest.
+            likely = self._targets[0].worker_id
+            with held(self._pair.prefill.worker_id, tokens), held(likely, tokens):
                 async with aclosing(self._prefill()) as events:
                     async for event in events:
                         yield event

@@ -207,6 +207,7 @@ class Cluster:
             (prefill,) = self._prefill_order.choose(1)
             life.decodes = self._decode_order.choose(TARGETS)
             self._count(self._prefill_loads, prefill, tokens)
+            self._count(self._decode_loads, life.decodes[0], tokens)
             self._prefills[prefill].submit(life)
 
     def _fits(self, work: Work) -> bool:
@@ -235,9 +236,10 @@ class Cluster:
         self._dispatch()
 
     def sealed(self, life: Life, worker: int, decode: int) -> None:
-        """From here on the decode worker counts its tokens, as the gateway does."""
+        """Whoever has it counts its tokens, and no longer whoever it was meant for."""
         tokens = life.work.request.prompt_tokens
         self._count(self._prefill_loads, worker, -tokens)
+        self._count(self._decode_loads, life.decodes[0], -tokens)
         self._decodes[decode].landed(life.work)
         if not life.work.steps:
             life.last_at = life.first_at
@@ -250,7 +252,9 @@ class Cluster:
 
     def refused(self, life: Life, worker: int) -> None:
         """No decode worker had room in time."""
-        self._count(self._prefill_loads, worker, -life.work.request.prompt_tokens)
+        tokens = life.work.request.prompt_tokens
+        self._count(self._prefill_loads, worker, -tokens)
+        self._count(self._decode_loads, life.decodes[0], -tokens)
         self.started(life)
         self.read(life)
         self._fail(life, "no_room")

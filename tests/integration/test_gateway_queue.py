@@ -148,3 +148,20 @@ async def test_retries_end_with_their_budget(folder: Path) -> None:
         assert 'tandem_retries_total{reason="draining"} 10.0' in metrics
         denied = next(x for x in metrics.splitlines() if x.startswith("tandem_retries_denied_t"))
         assert float(denied.split()[1]) >= 10
+
+
+async def test_prompts_that_are_read_at_one_moment_are_meant_for_different_decode_workers(
+    folder: Path,
+) -> None:
+    async with running_rig(folder, decodes=2) as rig:
+        gate = close_gate(rig)
+        asked = send(rig, 1, [1] * 300)
+        await all_queued(rig, 0, sent=1)
+        asked += send(rig, 3)
+        await all_queued(rig, 0, sent=4)
+        workers = rig.gateway.workers
+        loads = [workers.in_flight_tokens(decode.worker_id) for decode in rig.decodes]
+        assert sorted(loads) == [300, 300], "the three short ones are beside the long one"
+        gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+        assert [workers.in_flight_tokens(decode.worker_id) for decode in rig.decodes] == [0, 0]
