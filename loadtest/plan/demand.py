@@ -1,12 +1,13 @@
 """The requests of a plan: the same sizes in the same order at any rate, for all arms."""
 
-from collections.abc import Iterator
-from itertools import islice, pairwise
+import math
+from itertools import accumulate, cycle, islice, pairwise
 from random import Random
 
 from loadtest.load.plan import PlannedRequest
 from loadtest.load.schedule import plan_of, schedule_of
 from loadtest.load.settings import LoadSettings
+from loadtest.moments import gamma_moments
 from shared.errors import ConfigError
 
 _UNSIMULATED = ("cancel", "slow_reader", "multi_turn", "tools")
@@ -41,7 +42,12 @@ class Demand:
         self._moments: list[float] = []
         if settings.trace is None:
             self._more = plan_of(settings)
-            self._gaps = _unit_gaps(settings)
+            self._units = gamma_moments(
+                1.0,
+                math.inf,
+                variation=settings.variation,
+                rng=Random(f"{settings.seed}:arrivals"),
+            )
         else:
             self._recorded(settings)
 
@@ -52,10 +58,7 @@ class Demand:
 
     def moments(self, count: int, rate: float) -> list[float]:
         """When they come, at `rate` requests a second in the mean."""
-        at = self._moments[-1] if self._moments else 0.0
-        for gap in islice(self._gaps, max(0, count - len(self._moments))):
-            at += gap
-            self._moments.append(at)
+        self._moments.extend(islice(self._units, max(0, count - len(self._moments))))
         return [moment / rate for moment in self._moments[:count]]
 
     def _recorded(self, settings: LoadSettings) -> None:
@@ -70,20 +73,5 @@ class Demand:
         mean = last / (len(rows) - 1)
         dues = [arrival.due_s for arrival, _ in rows]
         gaps = [mean, *(b - a for a, b in pairwise(dues))]
-        self._gaps = (gaps[i % len(gaps)] / mean for i in _numbers())
-        self._more = (rows[i % len(rows)][1] for i in _numbers())
-
-
-def _unit_gaps(settings: LoadSettings) -> Iterator[float]:
-    """Gaps of a renewal process with a mean of 1."""
-    shape = settings.variation**-2
-    random = Random(f"{settings.seed}:arrivals")
-    while True:
-        yield random.gammavariate(shape, 1 / shape)
-
-
-def _numbers() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
+        self._units = accumulate(gap / mean for gap in cycle(gaps))
+        self._more = (request for _, request in cycle(rows))
