@@ -1,7 +1,7 @@
 """Highest rates, best splits and smallest sizes, by simulations at rates and splits in turn."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from loadtest.plan.arms import Arm
@@ -237,14 +237,7 @@ class Planner:
     def _costs_for(self, count: int) -> Costs:
         if count > len(self._costs.works):
             self._costs = costs_of(self._demand.take(count), self._profile, self.arm)
-        works = self._costs.works[:count]
-        return Costs(
-            arm=self.arm,
-            works=works,
-            decode=self._costs.decode,
-            beyond_prefill=self._costs.beyond_prefill,
-            beyond_decode=self._costs.beyond_decode,
-        )
+        return replace(self._costs, works=self._costs.works[:count])
 
 
 def _keeps_up(figures: Figures, window_s: float) -> bool:
