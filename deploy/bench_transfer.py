@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.launch import role_environment
+from loadtest.machine import commit_text
 from loadtest.micro.transfer import check_settings
 from shared.errors import ConfigError, InternalError, TransportError
 
@@ -26,7 +27,6 @@ def run_transfer(
         ConfigError: a size or a transport does not exist.
         TransportError: the benchmark failed; it said why on standard error.
     """
-    check_settings(sizes_mib=sizes, transports=transports, repeats=repeats)
     result = measure(sizes=sizes, transports=transports, repeats=repeats, quiet=as_json)
     if as_json:
         print(json.dumps(result))
@@ -41,12 +41,10 @@ def print_result(result: Mapping[str, Any]) -> None:
     for name, reason in result["rejected"].items():
         console.print(f"{name} was not measured: {reason}")
     hardware = result["hardware"]
-    changed = " with uncommitted changes" if result["uncommitted_changes"] else ""
     console.print(
         f"{result['command']}\n{hardware['cpu']}, {hardware['cores']} cores, load "
         f"{hardware['load_average'][0]:.1f}; chunks of {result['chunk_bytes']} bytes, checksums, "
-        f"allocator variables of the launchers; commit {result['commit'][:12] or 'unknown'}"
-        f"{changed}"
+        f"allocator variables of the launchers; commit {commit_text(result)}"
     )
 
 
@@ -68,8 +66,10 @@ def measure(
     """Runs the benchmark in a process of its own: allocators read their variables at its start.
 
     Raises:
+        ConfigError: a size or a transport does not exist.
         TransportError: it failed.
     """
+    check_settings(sizes_mib=sizes, transports=transports, repeats=repeats)
     command = [sys.executable, "-P", "-m", _MODULE, "--repeats", str(repeats)]
     command += ["--sizes", *map(str, sizes)]
     if transports:
