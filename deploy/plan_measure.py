@@ -10,10 +10,11 @@ from deploy.chat import open_client
 from deploy.rest_client import served_models, stream_chat
 from loadtest.machine import commit_text
 from loadtest.micro.plan_contention import ContentionWork, Role, time_contention
-from loadtest.plan.measure import MIB, MeasureSettings, Surroundings, measure
+from loadtest.micro.transfer import MIB
+from loadtest.plan.measure import MeasureSettings, Surroundings, measure
 from loadtest.plan.profile import Contention, MeasuredProfile, Overheads
 from loadtest.plan.profile_file import write_profile
-from shared.errors import TransportError
+from shared.errors import ConfigError, TransportError
 
 _PAIR_REQUESTS = 8
 _PAIR_WARM_UPS = 2
@@ -42,8 +43,10 @@ def run_measure(
         command: as it was typed.
 
     Raises:
-        TandemError: something could not be measured.
+        TandemError: something could not be measured, or would make no profile.
     """
+    if len(set(sizes_mib)) < 2:  # noqa: PLR2004
+        raise ConfigError("one size of a transfer makes no line: give two or more (--transfers)")
     found = measure_transfers(
         sizes=sizes_mib, transports=[transport], repeats=settings.repeats, quiet=False
     )

@@ -26,8 +26,6 @@ from shared.errors import ConfigError
 from shared.model.weights import LoadedModel, load_model
 from shared.types.methods import PruningParams
 
-MIB = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSettings:

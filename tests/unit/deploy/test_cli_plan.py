@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from deploy import cli, plan_measure
 from deploy.plan_measure import pair_overheads
+from loadtest.micro.transfer import MIB
 from loadtest.plan.cluster import Split
-from loadtest.plan.measure import MIB
 from loadtest.plan.profile_file import read_profile, write_profile
 from shared.errors import ConfigError, TransportError
 from tests.support.plan_parts import made_profile
@@ -100,6 +100,20 @@ def test_a_run_is_validated_by_its_folder(profile_file: Path, tmp_path: Path):
     slower = runner.invoke(cli.app, ["plan", *arguments[:-1], "1"])
     assert slower.exit_code == 1
     assert "not within 20%" in slower.stdout
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--transfers", "8", "one size of a transfer makes no line"),
+        ("--transport", "pigeon", "unknown transport 'pigeon'"),
+    ],
+)
+def test_what_makes_no_profile_is_refused_before_anything_is_timed(
+    flag: str, value: str, said: str
+):
+    with pytest.raises(ConfigError, match=said):
+        runner.invoke(cli.app, ["plan", "measure", flag, value], catch_exceptions=False)
 
 
 class Pair(BaseHTTPRequestHandler):

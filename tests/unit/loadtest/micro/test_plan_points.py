@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.micro.plan_contention import ContentionWork, Role, time_contention
-from loadtest.plan.measure import MIB, MeasureSettings, Surroundings, measure
+from loadtest.micro.transfer import MIB
+from loadtest.plan.measure import MeasureSettings, Surroundings, measure
 from loadtest.plan.profile import Contention, MeasuredProfile, Overheads
 from loadtest.plan.profile_file import read_profile, write_profile
 from shared.errors import ConfigError
