@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.load.arms import add_arms_flags, run_arms
-from loadtest.load.compare import compared
+from loadtest.load.compare import MIN_RUNS, compared, ratio_text
 from loadtest.load.flags import add_flags, settings_of
 from loadtest.load.launch import become_locust, run_locust
 from loadtest.load.results import read_summary
-from loadtest.page import number
 from shared.config.exit_codes import exit_code_for
 from shared.errors import ConfigError, TandemError
 
@@ -103,10 +102,10 @@ def _table(found: dict[str, Any]) -> str:
 
 
 def _ratio_text(ratio: dict[str, float | None]) -> str:
-    text = number(ratio["ratio"])
-    if ratio["low"] is None:
-        return f"{text} (fewer than 3 runs: no interval)" if ratio["ratio"] is not None else text
-    return f"{text} [{number(ratio['low'])}, {number(ratio['high'])}]"
+    text = ratio_text(ratio)
+    if ratio["low"] is None and ratio["ratio"] is not None:
+        return f"{text} (fewer than {MIN_RUNS} runs: no interval)"
+    return text
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ falls on all arms alike. Which methods run is asked for in each request; the ser
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from loadtest.load.arms_summary import arms_summary, worst
 from loadtest.load.flags import add_flags, settings_of
 from loadtest.load.judge import EXIT_CODES, Verdict
 from loadtest.load.launch import run_locust
-from loadtest.load.results import read_summary
+from loadtest.load.results import check_figures, read_summary
 from loadtest.machine import machine_facts
 from shared.errors import ConfigError, UnavailableError
 from shared.types.options import Mode
@@ -68,11 +68,7 @@ class ArmsPlan:
             raise ConfigError(f"repeats is {self.repeats}: give at least 1, and 3 for intervals")
         if (self.out / ARMS_FILE).exists():
             raise ConfigError(f"{self.out} has the results of other arms; give another --out")
-        if self.figures and find_spec("matplotlib") is None:
-            raise ConfigError(
-                "the report needs matplotlib: it is not installed; install Tandem's extra "
-                "loadtest, or give --no-report"
-            )
+        check_figures(wanted=self.figures)
 
     def order(self) -> list[tuple[int, str]]:
         """Repeat and arm of every run, in turn."""
@@ -106,7 +102,7 @@ def run_arms(arguments: Sequence[str]) -> int:
         UnavailableError: a run did not begin, or was broken off.
     """
     plan = _plan(arguments)
-    machine = machine_facts(command=f"python -m loadtest.load arms {' '.join(arguments)}")
+    machine = machine_facts(command=f"python -m loadtest.load arms {shlex.join(arguments)}")
     runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in plan.arms}
     for number, (repeat, arm) in enumerate(plan.order(), start=1):
         total = plan.repeats * len(plan.arms)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loadtest.figures import MARKERS, panel_figure
 from loadtest.load.histogram import Histogram
+from loadtest.load.plots import legend
 
 _WIDTH, _HEIGHT = 5.0, 3.4
 _SHOWN = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "e2e_p50_s")
@@ -26,7 +26,7 @@ def distributions(arms: Mapping[str, Any], kind: str) -> Figure:
         if slo is not None and panel.get_xlim()[1] * 2 > slo[measure]:
             panel.axvline(slo[measure], color="black", linestyle=":")
         panel.set_xlabel(f"{measure.upper()} (s), {kind}")
-        _legend(panel)
+        legend(panel)
     left.set_ylabel("share of finished requests")
     return figure
 
@@ -43,7 +43,7 @@ def goodput(arms: Mapping[str, Any]) -> Figure:
         panel.plot(range(len(titles)), values, marker + "-", label=f"repeat {repeat + 1}")
     panel.set_xticks(range(len(titles)), titles)
     panel.set_ylabel("goodput (requests/s)")
-    _legend(panel)
+    legend(panel)
     return figure
 
 
@@ -68,14 +68,9 @@ def ratios(comparison: Mapping[str, Any], titles: Mapping[str, str]) -> Figure:
     panel.set_yticks(range(len(names)), names)
     panel.invert_yaxis()
     panel.set_xlabel(f"ratio to {titles[comparison['base']]}")
-    _legend(panel)
+    legend(panel)
     return figure
 
 
 def _is_shown(metric: str) -> bool:
     return metric == "goodput_per_s" or metric.rpartition(".")[2] in _SHOWN
-
-
-def _legend(panel: Axes) -> None:
-    if panel.get_legend_handles_labels()[0]:
-        panel.legend()

@@ -1,13 +1,12 @@
 """The report of several arms: one HTML page with its figures inside. Needs matplotlib."""
 
-import html
 from collections.abc import Mapping
 from typing import Any
 
 from loadtest.figures import png
 from loadtest.load.arms_plots import distributions, goodput, ratios
-from loadtest.load.compare import MIN_RUNS
-from loadtest.machine import commit_text
+from loadtest.load.compare import MIN_RUNS, ratio_text
+from loadtest.load.report import load_origin
 from loadtest.page import bullets, document, figure, number, percent, section
 
 
@@ -15,11 +14,7 @@ def arms_page(summary: Mapping[str, Any]) -> str:
     """The whole page."""
     arms, comparison = summary["arms"], summary["comparison"]
     titles = {name: arm["title"] for name, arm in arms.items()}
-    hardware = summary["hardware"]
-    origin = (
-        f"<code>{html.escape(summary['command'])}</code> on {html.escape(hardware['cpu'])}, "
-        f"{hardware['cores']} cores, commit {html.escape(commit_text(summary))}"
-    )
+    origin = load_origin(summary)
     kinds = list(next(iter(arms.values()))["classes"])
     return document(
         "Load by arm",
@@ -97,7 +92,7 @@ def _ratio_rows(comparison: Mapping[str, Any], titles: Mapping[str, str]) -> lis
             "metric": metric,
             **{titles[arm]: number(mean) for arm, mean in row["means"].items()},
             **{
-                f"{titles[arm]} / {titles[comparison['base']]}": _ratio_text(ratio)
+                f"{titles[arm]} / {titles[comparison['base']]}": ratio_text(ratio)
                 for arm, ratio in row["ratios"].items()
             },
         }
@@ -120,9 +115,3 @@ def _run_rows(arms: Mapping[str, Any]) -> list[dict[str, str]]:
         for arm in arms.values()
         for repeat, run in enumerate(arm["runs"], start=1)
     ]
-
-
-def _ratio_text(ratio: Mapping[str, float | None]) -> str:
-    if ratio["low"] is None:
-        return number(ratio["ratio"])
-    return f"{number(ratio['ratio'])} [{number(ratio['low'])}, {number(ratio['high'])}]"

@@ -49,7 +49,6 @@ def _note(chunk: dict[str, Any], exchange: Exchange) -> None:
         exchange.usage(
             prompt_tokens=usage["prompt_tokens"], answer_tokens=usage["completion_tokens"]
         )
-
     report = chunk.get("tandem")
     if report:
         exchange.work(**{name: report[name] for name in ("kept_tokens", "attended", "dense")})

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from loadtest.page import number
 from shared.errors import ConfigError
 
 MIN_RUNS = 3
@@ -62,6 +63,13 @@ def compared(
         "verdicts": {name: [run["verdict"] for run in runs] for name, runs in arms.items()},
         "metrics": rows,
     }
+
+
+def ratio_text(ratio: Mapping[str, float | None]) -> str:
+    """A ratio and its interval, as far as there are any."""
+    if ratio["low"] is None:
+        return number(ratio["ratio"])
+    return f"{number(ratio['ratio'])} [{number(ratio['low'])}, {number(ratio['high'])}]"
 
 
 def _check_loads(runs: Sequence[Mapping[str, Any]]) -> None:

@@ -5,7 +5,6 @@ import shlex
 import sys
 from argparse import ArgumentParser
 from functools import partial
-from importlib.util import find_spec
 
 from locust import events
 from locust.env import Environment
@@ -17,7 +16,7 @@ from loadtest.load.flags import API_KEY_VARIABLE, add_flags, settings_of
 from loadtest.load.generator import Generator
 from loadtest.load.prompts import PromptMaker
 from loadtest.load.rest import RestClient
-from loadtest.load.results import write_results
+from loadtest.load.results import check_figures, write_results
 from loadtest.load.rpc import GrpcClient, secure_url
 from loadtest.load.served import Served, ask_server
 from loadtest.load.settings import Api, LoadSettings
@@ -58,11 +57,7 @@ def _wire(environment: Environment) -> None:
             "--headless, or --autostart to watch on the page"
         )
     settings = settings_of(flags)
-    if settings.figures and find_spec("matplotlib") is None:
-        raise ConfigError(
-            "the report needs matplotlib: it is not installed; install Tandem's extra loadtest, or "
-            "give --no-report"
-        )
+    check_figures(wanted=settings.figures)
     machine = machine_facts(command=shlex.join(["locust", *sys.argv[1:]]))
     api_key = os.environ.get(API_KEY_VARIABLE, "")
     served = ask_server(settings.host, model=settings.model, api_key=api_key)

@@ -10,7 +10,8 @@ A run is stopped when one of these holds at an arrival:
   them and `_WINDOW_S` seconds, the number under way rises from third to third and by half in all,
   and fewer than `_KEPT_UP` of the requests that came have left.
 
-The last rule ends no run that could still pass, so that a wrong alarm costs figures, not a verdict.
+The last rule ends no stage that could still pass, so that a wrong alarm in a run of one stage costs
+figures, not a verdict. A ramp ends with its first hopeless stage, whatever the ones before it were.
 """
 
 from collections import deque

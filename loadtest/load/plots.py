@@ -40,7 +40,7 @@ def course(outcomes: Sequence[Outcome], kinds: Mapping[str, RequestClass]) -> Fi
         left.plot(failed, [0.0] * len(failed), "x", color="black", label="failed")
     left.set_xlabel("start (s)")
     left.set_ylabel("TTFT (s)")
-    _legend(left)
+    legend(left)
     moments, running = under_way(outcomes)
     right.step(moments, running, where="post")
     right.set_xlabel("time (s)")
@@ -61,7 +61,7 @@ def seconds(timeline: Sequence[Mapping[str, Any]]) -> Figure:
     panel.step(at, offered, where="post", color="black", label="offered")
     panel.set_xlabel("time (s)")
     panel.set_ylabel("requests per second")
-    _legend(panel)
+    legend(panel)
     return figure
 
 
@@ -80,7 +80,7 @@ def growth(talks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     for panel in (left, right):
         panel.set_xlabel("turn")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _legend(panel)
+        legend(panel)
     return figure
 
 
@@ -111,9 +111,10 @@ def _shares(
         (line,) = panel.step(values, shares, where="post", label=name)
         if kind.pause_s == 0 and bound(kind) <= 2 * values[-1]:
             panel.axvline(bound(kind), color=line.get_color(), linestyle=":")
-    _legend(panel)
+    legend(panel)
 
 
-def _legend(panel: Axes) -> None:
+def legend(panel: Axes) -> None:
+    """A legend where anything has a name."""
     if panel.get_legend_handles_labels()[0]:
         panel.legend()

@@ -28,7 +28,7 @@ def write_report(
     talks = {name: found["turns"] for name, found in summary["classes"].items() if found["turns"]}
     if talks:
         figures["turns"] = png(growth(talks))
-    origin = _origin(summary)
+    origin = load_origin(summary)
     page = document(
         "Load run",
         [
@@ -166,8 +166,8 @@ def _bounds(slo: Mapping[str, float] | None) -> str:
     return ", ".join(f"{name} {seconds:g} s" for name, seconds in slo.items())
 
 
-def _origin(summary: Mapping[str, Any]) -> str:
-    """Command, hardware and commit; HTML."""
+def load_origin(summary: Mapping[str, Any]) -> str:
+    """Command, hardware and commit of a run or of arms, as each figure states them; HTML."""
     hardware = summary["hardware"]
     return (
         f"<code>{html.escape(summary['command'])}</code> on {html.escape(hardware['cpu'])}, "

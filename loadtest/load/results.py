@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,19 @@ from shared.errors import ConfigError
 
 SUMMARY = "summary.json"
 REQUESTS = "requests.jsonl"
+
+
+def check_figures(*, wanted: bool) -> None:
+    """Before anything is run: can the report be drawn?
+
+    Raises:
+        ConfigError: it is wanted, and matplotlib is not installed.
+    """
+    if wanted and find_spec("matplotlib") is None:
+        raise ConfigError(
+            "the report needs matplotlib: it is not installed; install Tandem's extra loadtest, or "
+            "give --no-report"
+        )
 
 
 def write_results(

@@ -19,9 +19,9 @@ class Api(StrEnum):
     COMPLETIONS = "completions"
     """REST, token ids: prompts have exactly the planned size."""
     CHAT = "chat"
-    """REST, one user message of the same words: a few tokens more, by the chat template."""
+    """REST, messages of the same words: a few tokens more, by the chat template."""
     GRPC = "grpc"
-    """`InferenceService.Generate` with token ids."""
+    """`InferenceService.Generate` with token ids, or with the messages of a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class LoadSettings:
             if unused.get(field.name) and (value := getattr(self, field.name)) != field.default:
                 raise ConfigError(
                     f"{field.name} is {value}, which would change nothing: the API, the ramp, the "
-                    "trace or the closed loop has no use for it; leave it out"
+                    "trace, the closed loop or --keep-going has no use for it; leave it out"
                 )
 
     @property
