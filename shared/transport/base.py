@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from shared.errors import ConfigError, TransportError
 from shared.rpc.tls import PeerTls
 from shared.types.model_identity import ModelIdentity
 
@@ -27,6 +28,9 @@ DEFAULT_CREDITS = 8
 HEARTBEATS_PER_LEASE = 6
 """A silent sender speaks this often in the time of one lease."""
 
+SHORTEST_HEARTBEAT_SECONDS = 0.02
+"""It speaks no more often than this, however short the lease."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
@@ -44,6 +48,11 @@ class Grant:
     """Incarnation of the worker; empty skips the comparison."""
     token: bytes = field(default=b"", repr=False)
     """Proves the right to this slab; shown to nobody but the worker that gave it."""
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Longest time a sender may be silent, in seconds."""
+        return max(self.lease_ms / 1000 / HEARTBEATS_PER_LEASE, SHORTEST_HEARTBEAT_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +77,13 @@ class SenderState(Enum):
     OPEN = "open"
     SEALED = "sealed"
     CLOSED = "closed"
+
+    def refusal(self) -> TransportError:
+        """Why nothing can be sent in this state, which is not OPEN."""
+        return TransportError(
+            f"this transfer is {self.value}: it was closed while bytes were still to be sent; "
+            "start a new attempt"
+        )
 
 
 class KvSender(Protocol):
@@ -198,7 +214,11 @@ class LocalEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportContext:
-    """What a transport needs to know of its own side."""
+    """What a transport needs to know of its own side.
+
+    Raises:
+        ConfigError: chunk_bytes is outside 1 to 4 MiB.
+    """
 
     model: ModelIdentity
     """Whose cache is sent."""
@@ -210,3 +230,10 @@ class TransportContext:
     """Receivers of this process by address; only the loopback transport looks here."""
     tls: PeerTls | None = None
     """Mutual TLS with the receivers, for transports over gRPC; plain text without."""
+
+    def __post_init__(self) -> None:
+        if not MIN_CHUNK_BYTES <= self.chunk_bytes <= MAX_CHUNK_BYTES:
+            raise ConfigError(
+                f"chunk_bytes {self.chunk_bytes} is outside {MIN_CHUNK_BYTES} to "
+                f"{MAX_CHUNK_BYTES}: small chunks cost calls, large ones memory; use 2 MiB"
+            )

@@ -1,5 +1,8 @@
-"""What every transport over the network asks and shows before bytes move."""
+"""What every transport over the network asks and shows, and how it learns that a call is over."""
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
@@ -60,6 +63,32 @@ def token_of(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         if key == TOKEN_KEY and isinstance(value, bytes):
             return value
     return b""
+
+
+@asynccontextmanager
+async def answers_of(
+    address: str, *, fail: Callable[[TandemError], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Around the reading of a receiver's answers: however that ends, `fail` is told why.
+
+    Args:
+        address: the receiver's.
+        fail: keeps the first reason; after a transfer that ended well nobody asks for it.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        await fail(transfer_error(error, address))
+    except asyncio.CancelledError:
+        await fail(TransportError("the transfer was cancelled while it wrote; start a new attempt"))
+        raise
+    else:
+        await fail(
+            TransportError(
+                f"{address} ended the transfer without a reason: it is shutting down; "
+                "try another worker"
+            )
+        )
 
 
 def transfer_error(error: grpc.aio.AioRpcError, address: str) -> TandemError:

@@ -12,7 +12,6 @@ import grpc.aio
 
 from protos.tandem.v1 import transfer_pb2
 from shared.errors import (
-    ConfigError,
     HandoffError,
     StaleWriteError,
     TandemError,
@@ -20,24 +19,19 @@ from shared.errors import (
 )
 from shared.rpc.channel_pool import ChannelPool
 from shared.transport.base import (
-    HEARTBEATS_PER_LEASE,
-    MAX_CHUNK_BYTES,
-    MIN_CHUNK_BYTES,
     Grant,
     SenderState,
     TransferStats,
     TransportContext,
 )
 from shared.transport.frames import FrameKind, encode_frame
-from shared.transport.greeting import say_hello, token_metadata, transfer_error
+from shared.transport.greeting import answers_of, say_hello, token_metadata
 from shared.transport.hello import Peer
 
 NAME = "grpc"
 """Name in grants, cards and metrics."""
 
 _PUSH_METHOD = "/tandem.v1.TransferService/Push"
-
-_SHORTEST_HEARTBEAT_SECONDS = 0.02
 
 _PushCall = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -47,19 +41,11 @@ class GrpcTransport:
 
     Args:
         context: this side.
-
-    Raises:
-        ConfigError: chunk_bytes is outside 1 to 4 MiB.
     """
 
     name = NAME
 
     def __init__(self, context: TransportContext) -> None:
-        if not MIN_CHUNK_BYTES <= context.chunk_bytes <= MAX_CHUNK_BYTES:
-            raise ConfigError(
-                f"chunk_bytes {context.chunk_bytes} is outside {MIN_CHUNK_BYTES} to "
-                f"{MAX_CHUNK_BYTES}: small frames cost calls, large ones memory; use 2 MiB"
-            )
         self.chunk_bytes = context.chunk_bytes
         self._own = Peer(model=context.model, incarnation=context.incarnation)
         self._channels = ChannelPool(tls=context.tls, own_connection=True)
@@ -174,10 +160,7 @@ class GrpcSender:
         self, kind: FrameKind, *, offset: int = 0, payload: memoryview | bytes = b""
     ) -> None:
         if self._state is not SenderState.OPEN or self._call is None:
-            raise self._failure or TransportError(
-                f"this transfer is {self._state.value}: it was closed while bytes were still to be "
-                "sent; start a new attempt"
-            )
+            raise self._failure or self._state.refusal()
         message = encode_frame(
             kind,
             slot=self._grant.slot,
@@ -209,7 +192,7 @@ class GrpcSender:
         return self._failure
 
     async def _read_answers(self, call: _PushCall) -> None:
-        try:
+        async with answers_of(self._address, fail=self._fail):
             async for raw in call:
                 answer = transfer_pb2.PushResponse.FromString(raw)
                 if answer.HasField("refused"):
@@ -219,20 +202,6 @@ class GrpcSender:
                     self._written_bytes = answer.written_bytes
                     self._drained = self._drained or answer.drained
                     self._changed.notify_all()
-        except grpc.aio.AioRpcError as error:
-            await self._fail(transfer_error(error, self._address))
-        except asyncio.CancelledError:
-            await self._fail(
-                TransportError("the transfer was cancelled while it wrote; start a new attempt")
-            )
-            raise
-        else:
-            await self._fail(
-                TransportError(
-                    f"{self._address} ended the transfer without a reason: it is shutting down; "
-                    "try another worker"
-                )
-            )
 
     async def _fail(self, failure: TandemError) -> None:
         async with self._changed:
@@ -242,9 +211,6 @@ class GrpcSender:
 
     async def _keep_alive(self, call: _PushCall) -> None:
         """Renews the lease while nothing else is sent."""
-        period = max(
-            self._grant.lease_ms / 1000 / HEARTBEATS_PER_LEASE, _SHORTEST_HEARTBEAT_SECONDS
-        )
         seen = -1
         while not call.done():
             if seen == self._frames_sent:
@@ -253,4 +219,4 @@ class GrpcSender:
                 except HandoffError:
                     return  # the reading task holds the reason, the next write raises it
             seen = self._frames_sent
-            await asyncio.sleep(period)
+            await asyncio.sleep(self._grant.heartbeat_seconds)

@@ -5,7 +5,6 @@ import time
 
 from shared.errors import HandoffError, TransportError
 from shared.transport.base import (
-    HEARTBEATS_PER_LEASE,
     Grant,
     LocalEndpoint,
     SenderState,
@@ -100,10 +99,7 @@ class LoopbackSender:
 
     def _receiver(self) -> LocalEndpoint:
         if self._endpoint is None or self._state is not SenderState.OPEN:
-            raise TransportError(
-                f"this transfer is {self._state.value}: it was closed while bytes were still to be "
-                "sent; start a new attempt"
-            )
+            raise self._state.refusal()
         if not self._authorized:
             grant = self._grant
             self._endpoint.writer.authorize(grant.slot, grant.generation, token=grant.token)
@@ -120,7 +116,7 @@ class LoopbackSender:
 
     async def _keep_alive(self) -> None:
         while True:
-            await asyncio.sleep(self._grant.lease_ms / 1000 / HEARTBEATS_PER_LEASE)
+            await asyncio.sleep(self._grant.heartbeat_seconds)
             try:
                 self._receiver().writer.heartbeat(self._grant.slot, self._grant.generation)
             except HandoffError:

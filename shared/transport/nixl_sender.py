@@ -11,8 +11,8 @@ import grpc.aio
 
 from protos.tandem.v1 import transfer_pb2
 from shared.errors import HandoffError, StaleWriteError, TandemError, TransportError
-from shared.transport.base import HEARTBEATS_PER_LEASE, Grant, SenderState, TransferStats
-from shared.transport.greeting import transfer_error
+from shared.transport.base import Grant, SenderState, TransferStats
+from shared.transport.greeting import answers_of
 from shared.transport.nixl_agent import DirectWrite, NixlAgent
 from shared.transport.nixl_wire import Notice, encode_notice
 
@@ -23,8 +23,6 @@ BATCH_CHUNKS = 16
 """Chunks that one turn of the agent's thread writes, so that handoffs take turns."""
 
 _GOODBYE_SECONDS = 2.0
-
-_SHORTEST_HEARTBEAT_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +148,7 @@ class NixlSender:
         if self._failure is not None:
             raise self._failure
         if self._state is not SenderState.OPEN or self._lane is None:
-            raise TransportError(
-                f"this transfer is {self._state.value}: it was closed while bytes were still to be "
-                "sent; start a new attempt"
-            )
+            raise self._state.refusal()
         return self._lane
 
     async def _allowed_chunks(self, lane: OpenLane, wanted: int) -> int:
@@ -250,23 +245,9 @@ class NixlSender:
             return  # the receiver keeps its slot for as long as this side could live
 
     async def _read_answers(self, call: LaneCall) -> None:
-        try:
+        async with answers_of(self._address, fail=self._fail):
             while isinstance(answer := await call.read(), transfer_pb2.LaneResponse):
                 await self._hear(answer)
-        except grpc.aio.AioRpcError as error:
-            await self._fail(transfer_error(error, self._address))
-        except asyncio.CancelledError:
-            await self._fail(
-                TransportError("the transfer was cancelled while it wrote; start a new attempt")
-            )
-            raise
-        else:
-            await self._fail(
-                TransportError(
-                    f"{self._address} ended the transfer without a reason: it is shutting down; "
-                    "try another worker"
-                )
-            )
 
     async def _hear(self, answer: transfer_pb2.LaneResponse) -> None:
         kind = answer.WhichOneof("event")
@@ -291,9 +272,6 @@ class NixlSender:
 
     async def _keep_alive(self) -> None:
         """Renews the lease on both sides, whether bytes are sent or not."""
-        period = max(
-            self._grant.lease_ms / 1000 / HEARTBEATS_PER_LEASE, _SHORTEST_HEARTBEAT_SECONDS
-        )
         sequence = 0
         while self._failure is None and not self._ended:
             sequence += 1
@@ -303,7 +281,7 @@ class NixlSender:
                 await self._say(transfer_pb2.LaneRequest(heartbeat=beat))
             except HandoffError:
                 return  # the reading task holds the reason, the next write raises it
-            await asyncio.sleep(period)
+            await asyncio.sleep(self._grant.heartbeat_seconds)
 
     async def _fail(self, failure: TandemError) -> None:
         async with self._changed:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.transport import grpc_stream
+from shared.transport import base
 from shared.transport.fault_plan import Fault, FaultKind, Moment
 from shared.types.handoff import HandoffKey
 from tests.support.decode_server import ServerPair
@@ -32,7 +32,7 @@ async def test_a_lost_heartbeat_ends_the_lease_and_the_client_sees_nothing_of_it
         silence = Fault(kind=FaultKind.DELAY, moment=Moment.GRANT, delay_s=2 * LEASE_S)
         pool.orders.waiting = [silence]
         with monkeypatch.context() as patch:
-            patch.setattr(grpc_stream, "HEARTBEATS_PER_LEASE", MANY_LEASES)
+            patch.setattr(base, "HEARTBEATS_PER_LEASE", MANY_LEASES)
             answer = await pool.ask()
         assert pool.orders.made == [silence]
         assert (answer.text, answer.error) == (right.text, None)
@@ -53,7 +53,7 @@ async def test_a_commit_after_the_lease_is_refused(
     key = HandoffKey("late", 1)
     async with pair(lease_s=0.3, quarantine_s=0.3) as (server, peer):
         grant = await peer.reserve(key, prepared)
-        monkeypatch.setattr(grpc_stream, "HEARTBEATS_PER_LEASE", MANY_LEASES)
+        monkeypatch.setattr(base, "HEARTBEATS_PER_LEASE", MANY_LEASES)
         await peer.push(grant, prepared)
         table = server.core.worker.table
         await until(lambda: not table.holds(key))

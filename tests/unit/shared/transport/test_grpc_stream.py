@@ -168,7 +168,7 @@ async def test_long_writes_are_cut_into_chunks() -> None:
 @pytest.mark.parametrize("chunk_bytes", [0, MIN_CHUNK_BYTES - 1, 4 * 2**20 + 1])
 def test_chunk_size_is_bounded(chunk_bytes: int) -> None:
     with pytest.raises(ConfigError, match="chunk_bytes"):
-        GrpcTransport(TransportContext(model=MODEL, incarnation="s", chunk_bytes=chunk_bytes))
+        TransportContext(model=MODEL, incarnation="s", chunk_bytes=chunk_bytes)
 
 
 class _SilentPeer:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shared.errors import ConfigError, StaleWriteError, TransportError
-from shared.transport.base import Grant, TransportContext
+from shared.errors import StaleWriteError, TransportError
+from shared.transport.base import Grant
 from shared.transport.nixl import NixlTransport
 from shared.transport.nixl_agent import DirectWrite
 from shared.transport.nixl_lane import Lane
@@ -15,7 +15,6 @@ from shared.transport.nixl_receiver import NixlReceiver
 from shared.transport.nixl_wire import KEY_BYTES, Notice, encode_notice
 from tests.support.transfer_parts import (
     INCARNATION,
-    MODEL,
     TOKEN,
     Receiver,
     needs_nixl,
@@ -37,12 +36,6 @@ def transport_of(end: Receiver) -> NixlTransport:
 def direct_of(end: Receiver) -> NixlReceiver:
     assert end.direct is not None
     return end.direct
-
-
-def test_chunks_outside_the_bounds_are_refused() -> None:
-    context = TransportContext(model=MODEL, incarnation="x", chunk_bytes=5 * 2**20)
-    with pytest.raises(ConfigError, match="chunk_bytes"):
-        NixlTransport(context)
 
 
 async def test_another_fingerprint_is_refused_before_metadata_is_asked_for(monkeypatch) -> None:
