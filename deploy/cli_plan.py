@@ -25,7 +25,6 @@ Balancer = Annotated[
     str, typer.Option(help="Of the gateway: least_loaded, power_of_two or round_robin.")
 ]
 _WHOLE_TRACE_S = 1e9
-_DEFAULT_GPUS = "1,2,4,8,16,32,64,128,256,512,1024"
 
 
 Slo = Annotated[
@@ -85,18 +84,19 @@ def plan(
     rate of each size.
 
     JSON keys: arms (each name, keep_rate, policy, means, idle_attainment, beyond_measured, smallest
-    with candidates, sizes), model, workload, slo, attainment, rate, rules, seed, profile_origin,
-    command, commit, uncommitted_changes, hardware and python.
+    with candidates, sizes), model, workload, sizes_for, slo, attainment, variation, trace, rate,
+    rules, seed, profile_origin, command, commit, uncommitted_changes, hardware and python.
     """
     if context.invoked_subcommand is not None:
+        _refuse_misplaced(context)
         return
     _need_simpy()
     from deploy.plan import run_plan
     from loadtest.load.settings import Api, LoadSettings
     from loadtest.plan.cluster import GatewayRules
-    from loadtest.plan.planning import PlanSettings
+    from loadtest.plan.planning import DEFAULT_SIZES, PlanSettings
 
-    counts = gpus if gpus is not None else _DEFAULT_GPUS if rate is None else ""
+    unasked = DEFAULT_SIZES if gpus is None and rate is None else ()
     settings = PlanSettings(
         load=LoadSettings(
             host="",
@@ -112,7 +112,7 @@ def plan(
             attainment=attainment,
         ),
         rate=rate,
-        sizes=_numbers(counts, int, "--gpus") if counts else (),
+        sizes=_numbers(gpus, int, "--gpus") if gpus else unasked,
         keep_rates=_numbers(keep, float, "--keep") if keep else (),
         rules=GatewayRules(balancer=balancer, queue_tokens=queue_tokens),
         jobs=jobs or os.cpu_count() or 1,
@@ -224,6 +224,17 @@ def validate(
 def command_line() -> str:
     """What was typed, to be typed again."""
     return shlex.join(["tandem", *sys.argv[1:]])
+
+
+def _refuse_misplaced(context: typer.Context) -> None:
+    """Flags of a plan before the name of a sub-command would change nothing."""
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"{name} is {value}, which would change nothing: it stands before "
+                f"`{context.invoked_subcommand}`; give that command's own flags behind its name"
+            )
 
 
 def _need_simpy() -> None:

@@ -42,10 +42,11 @@ def test_a_plan_as_json_has_the_keys_that_help_names(profile_file: Path):
     text = run("--profile", str(profile_file), *CHAT, "--rate", "5", "--gpus", "2", "--json")
     found = json.loads(text)
     named = {
-        "arms", "model", "workload", "slo", "attainment", "rate", "rules", "seed",
-        "profile_origin", "command", "commit", "uncommitted_changes", "hardware", "python",
+        "arms", "model", "workload", "sizes_for", "slo", "attainment", "variation", "trace",
+        "rate", "rules", "seed", "profile_origin", "command", "commit", "uncommitted_changes",
+        "hardware", "python",
     }  # fmt: skip
-    assert named <= found.keys()
+    assert named == found.keys()
     usage = run("--help")
     assert all(name in usage for name in named)
     assert found["seed"] == 3
@@ -81,6 +82,7 @@ def test_a_plan_prints_its_tables_and_why_an_arm_is_hopeless(profile_file: Path)
         (["--workload", "chess"], "workload 'chess' is unknown"),
         (["--slo", "rag:ttft=1,tpot=1"], "bounds for 'rag' would judge nothing"),
         (["validate", "--run", "nowhere"], "no measured profile was named"),
+        (["--seed", "1", "validate", "--run", "nowhere"], "seed is 1, which would change nothing"),
     ],
 )
 def test_what_cannot_be_planned_is_said(arguments: list[str], said: str):
