@@ -83,7 +83,7 @@ class Study:
 
     def _timing(self) -> bool:
         if self._settings.shard.number > 1:
-            return True  # shards beside one another would time each other
+            return True  # one shard is enough, and several would slow each other's clocks
         lengths = self._settings.timing_lengths
         for done, length in enumerate(lengths, start=1):
             if self._is_late():
