@@ -11,6 +11,7 @@ from rich.table import Table
 from loadtest.machine import commit_text, machine_facts
 from loadtest.plan.planning import PlanSettings, plan
 from loadtest.plan.profile_file import read_profile
+from loadtest.plan.search import MOST_GPUS
 
 _COLUMNS = (
     "arm", "GPUs", "split", "req/s", "per GPU", "TTFT p50/p95 s", "TPOT p50/p95 ms", "goodput/s",
@@ -82,7 +83,7 @@ def _table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     table = Table(*_COLUMNS)
     for name, row in rows:
         if row["split"] is None:
-            gpus = "more than 1024" if row["gpus"] is None else str(row["gpus"])
+            gpus = f"more than {MOST_GPUS}" if row["gpus"] is None else str(row["gpus"])
             table.add_row(name, gpus, "none", *[""] * (len(_COLUMNS) - 3))
             continue
         table.add_row(

@@ -1,16 +1,20 @@
 """Measuring on the tiny model: every point is there, and the profile is one that can be read."""
 
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtest.micro.plan_contention import ContentionWork, Role, time_contention
 from loadtest.micro.transfer import MIB
-from loadtest.plan.measure import MeasureSettings, Surroundings, measure
+from loadtest.plan.measure import MeasureSettings, Surroundings, _rule, measure
 from loadtest.plan.profile import Contention, MeasuredProfile, Overheads
 from loadtest.plan.profile_file import read_profile, write_profile
 from shared.errors import ConfigError
+from shared.types.methods import PruningParams
 
 
 def settings(model: Path, **changes: object) -> MeasureSettings:
@@ -80,6 +84,23 @@ def test_each_role_is_timed_beside_the_other_in_a_process_of_its_own(tiny_model_
     assert all(1 <= ratio < 1_000 for ratio in found.values())
     assert lines[0].startswith("prefill beside decode: ")
     assert multiprocessing.active_children() == []
+
+
+@given(
+    length=st.integers(1, 10_000),
+    rate=st.floats(0.01, 1.0),
+    window=st.integers(1, 64),
+    floor=st.integers(0, 1_000),
+    bypass=st.integers(0, 2_000),
+)
+def test_the_rule_of_a_profile_keeps_as_many_tokens_as_the_service(
+    length: int, rate: float, window: int, floor: int, bypass: int
+):
+    params = PruningParams(
+        pruning_layer=1, observation_window=window, min_keep=floor, bypass_below=bypass
+    )
+    pruned = replace(params, keep_rate=rate).kept_count(length)
+    assert _rule(params).kept(length, rate) == (length if length < bypass else pruned)
 
 
 @pytest.mark.parametrize(
