@@ -21,6 +21,9 @@ PAGE_FIELDS = {
 }
 """Overrides of page selection, and the field of `SparsityParams` that each one sets."""
 
+_LEAST_COUNTS = {"min_keep": 0, "page_budget": 0, "recency_pages": 0, "page_refresh": 1}
+"""Fields that count tokens, pages or steps, and the smallest value of each."""
+
 MAX_COUNT = 2**32 - 1
 """Largest count of tokens, pages or steps that a message between workers can carry."""
 MAX_OBSERVATION_WINDOW = 256
@@ -133,12 +136,6 @@ class RequestOptions:
                 names it.
         """
         self._check_counts()
-        if self.page_refresh is not None and self.page_refresh < 1:
-            raise InvalidRequestError(
-                f"page_refresh {self.page_refresh} is out of range: it is the number of steps from "
-                "one choice of pages to the next; give 1 or more",
-                param="tandem.page_refresh",
-            )
         _check_share(self.page_mass, name="page_mass")
         policy = policy or self.page_policy
         if policy is None:
@@ -182,12 +179,12 @@ class RequestOptions:
 
     def _check_counts(self) -> None:
         """A count that no message between workers could carry is no count of anything."""
-        for name in ("min_keep", "page_budget", "recency_pages", "page_refresh"):
+        for name, least in _LEAST_COUNTS.items():
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= MAX_COUNT:
+            if value is not None and not least <= value <= MAX_COUNT:
                 raise InvalidRequestError(
-                    f"{name} {value} is out of range: it counts tokens, pages or steps; give 0 to "
-                    f"{MAX_COUNT}, or leave it out",
+                    f"{name} {value} is out of range: it counts tokens, pages or steps; give "
+                    f"{least} to {MAX_COUNT}, or leave it out",
                     param=f"tandem.{name}",
                 )
 

@@ -31,6 +31,7 @@ from shared.types.options import (
         ({"min_keep": MAX_COUNT + 1}, "tandem.min_keep"),
         ({"page_budget": 2**40}, "tandem.page_budget"),
         ({"recency_pages": -1}, "tandem.recency_pages"),
+        ({"page_refresh": 0}, "tandem.page_refresh"),
         ({"page_refresh": 2**40}, "tandem.page_refresh"),
         ({"protect": (TokenRange(0, MAX_COUNT + 1),)}, "tandem.protect"),
         ({"observation_window": 0}, "tandem.window"),
