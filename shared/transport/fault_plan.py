@@ -92,10 +92,6 @@ class FaultPlan(Protocol):
     def next_transfer(self) -> tuple[Fault, ...]:
         """Faults of the transfer that begins now; every call is another transfer."""
 
-    @property
-    def text(self) -> str:
-        """The plan in one line, for health pages and logs; empty when nothing goes wrong."""
-
 
 class ListedFaults:
     """Faults of the first transfers, one entry each; those after them go well.
@@ -111,11 +107,6 @@ class ListedFaults:
         """Faults of the next transfer; see `FaultPlan.next_transfer`."""
         fault = self._left.pop(0) if self._left else None
         return () if fault is None else (fault,)
-
-    @property
-    def text(self) -> str:
-        """What is left of the list."""
-        return ", ".join("-" if fault is None else str(fault) for fault in self._left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +140,7 @@ class SeededFaults:
 
     @property
     def text(self) -> str:
-        """As `parse_faults` reads it."""
+        """The plan in one line, as `parse_faults` reads it."""
         parts = [f"{odds.fault}={odds.share:g}" for odds in self._odds]
         return ", ".join([*parts, f"seed={self._seed}"])
 

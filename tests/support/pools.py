@@ -36,7 +36,6 @@ class Orders:
     """What happened."""
     then: Callable[[Fault], None] = lambda _fault: None
     """Called when one happens."""
-    text: str = "orders of a test"
 
     def next_transfer(self) -> tuple[Fault, ...]:
         if self.waiting:
