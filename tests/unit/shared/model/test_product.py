@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as s
 from torch.nn import functional
 
@@ -23,15 +23,19 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.usefixtures("threads")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
+    count=s.sampled_from([1, 2, 3]),
     rows=s.integers(0, 40),
     inputs=s.integers(1, 70),
     outputs=s.integers(1, 90),
     with_bias=s.booleans(),
 )
 def test_any_size_equals_the_reference(
-    rows: int, inputs: int, outputs: int, with_bias: bool
+    count: int, rows: int, inputs: int, outputs: int, with_bias: bool
 ) -> None:
+    torch.set_num_threads(count)  # with one there are no blocks
     x, weight = drawn(rows, inputs), drawn(outputs, inputs, seed=1)
     bias = drawn(outputs, seed=2) if with_bias else None
     wanted = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
