@@ -11,13 +11,14 @@ from multiprocessing.synchronize import Event
 import torch
 
 from decode_service.engine.sizing import size_cache
-from loadtest.micro.plan_points import time_prompts, time_steps
+from loadtest.micro.plan_points import filled_rows, one_batch, one_prompt
+from loadtest.micro.prompt import real_prompt
 from shared.errors import InternalError
 from shared.model.weights import LoadedModel, load_model
 
 _START_S = 120.0
 _STOP_S = 60.0
-_BACKGROUND_STEPS = 32
+_STEPS = 32
 
 
 class Role(StrEnum):
@@ -60,37 +61,33 @@ def time_contention(work: ContentionWork, *, progress: Callable[[str], None]) ->
     loaded = _load(work)
     found = {}
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
-        alone = _timed(role, loaded, work)
+        once = _prepared(role, loaded, work)
+        once()  # warms up
+        alone = _timed(once, work.repeats)
         with _company(other, work):
-            beside = _timed(role, loaded, work)
+            beside = _timed(once, work.repeats)
         found[role] = max(1.0, beside / alone)
         progress(f"{role} beside {other}: {found[role]:.2f} times its time alone")
     return found
 
 
-def _timed(role: Role, loaded: LoadedModel, work: ContentionWork) -> float:
-    return statistics.median(
-        _once(role, loaded, work, steps=_BACKGROUND_STEPS) for _ in range(work.repeats)
-    )
+def _timed(once: Callable[[], float], repeats: int) -> float:
+    return statistics.median(once() for _ in range(repeats))
 
 
-def _once(role: Role, loaded: LoadedModel, work: ContentionWork, *, steps: int) -> float:
+def _prepared(role: Role, loaded: LoadedModel, work: ContentionWork) -> Callable[[], float]:
+    """Computes as the role does, and nothing else: prompt and cache were made before.
+
+    Company that tokenizes or fills a cache meanwhile is not that role's.
+    """
     if role is Role.PREFILL:
-        (prompt,) = time_prompts(
-            loaded, lengths=[work.tokens], keep_rates=[1.0], repeats=1, progress=_quiet
-        )
-        return prompt.seconds
+        token_ids = real_prompt(loaded, tokens=work.tokens)
+        return lambda: one_prompt(loaded, token_ids, 1.0)[0]
     size = size_cache(loaded.model.geometry(), loaded.profile.pruning, kv_bytes=work.kv_bytes)
-    (step,) = time_steps(
-        loaded,
-        size,
-        policies=["dense"],
-        batches=[work.batch],
-        contexts=[work.context],
-        steps=steps,
-        progress=_quiet,
+    cache, pages = filled_rows(loaded, size, context=work.context, batch=work.batch, steps=_STEPS)
+    return lambda: one_batch(
+        loaded, cache, pages, context=work.context, policy="dense", steps=_STEPS
     )
-    return step.seconds
 
 
 @contextmanager
@@ -117,9 +114,9 @@ def _company(role: Role, work: ContentionWork) -> Iterator[None]:
 
 
 def _compute(role: Role, work: ContentionWork, warm: Event, stop: Event) -> None:
-    loaded = _load(work)
+    once = _prepared(role, _load(work), work)
     while not stop.is_set():
-        _once(role, loaded, work, steps=_BACKGROUND_STEPS)
+        once()
         warm.set()
 
 
@@ -127,7 +124,3 @@ def _load(work: ContentionWork) -> LoadedModel:
     if work.threads:
         torch.set_num_threads(work.threads)
     return load_model(work.model, dtype=work.dtype, device=work.device)
-
-
-def _quiet(_: str) -> None:
-    """Nobody wants to read of the single times."""

@@ -121,7 +121,7 @@ def time_prompts(
         runs: dict[float, list[tuple[float, tuple[float, ...]]]] = {r: [] for r in keep_rates}
         for repeat in range(repeats + 1):
             for rate in keep_rates:
-                timed = _one_prompt(loaded, token_ids, rate)
+                timed = one_prompt(loaded, token_ids, rate)
                 if repeat:  # the first run warms up
                     runs[rate].append(timed)
         for rate, timings in runs.items():
@@ -131,9 +131,10 @@ def time_prompts(
     return found
 
 
-def _one_prompt(
+def one_prompt(
     loaded: LoadedModel, token_ids: Sequence[int], rate: float
 ) -> tuple[float, tuple[float, ...]]:
+    """Seconds of one run at a keep rate, and the shares after which each part was final."""
     model = loaded.model
     plan = plan_prompt(
         config=model.config,
@@ -172,20 +173,13 @@ def time_steps(  # noqa: PLR0913 - a flag of the command each
     Raises:
         ConfigError: a context does not fit the cache or the model.
     """
-    longest = max(contexts) + _WARM_STEPS + steps
-    room = min(size.unpruned_tokens, loaded.model.config.max_position)
-    if longest > room:
-        raise ConfigError(
-            f"a row of {longest} tokens does not fit: the worker's cache and the model take "
-            f"{room}; give shorter contexts or more --kv-bytes"
-        )
+    _check_room(loaded, size, context=max(contexts), steps=steps)
     found = []
     for context in contexts:
-        cache = _filled_cache(loaded, size, context=context, batch=max(batches), steps=steps)
-        pages = list(_pages_of(cache, context + _WARM_STEPS + steps, rows_wanted=max(batches)))
+        cache, pages = filled_rows(loaded, size, context=context, batch=max(batches), steps=steps)
         for batch in batches:
             for policy in policies:
-                seconds = _one_batch(
+                seconds = one_batch(
                     loaded, cache, pages[:batch], context=context, policy=policy, steps=steps
                 )
                 found.append(
@@ -195,7 +189,30 @@ def time_steps(  # noqa: PLR0913 - a flag of the command each
     return found
 
 
-def _one_batch(
+def filled_rows(
+    loaded: LoadedModel, size: CacheSize, *, context: int, batch: int, steps: int
+) -> tuple[PagedKvCache, list[SequencePages]]:
+    """A cache with content, and the pages of `batch` rows in it with room for `steps` steps.
+
+    Raises:
+        ConfigError: the context does not fit the cache or the model.
+    """
+    _check_room(loaded, size, context=context, steps=steps)
+    cache = _filled_cache(loaded, size, context=context, batch=batch, steps=steps)
+    return cache, list(_pages_of(cache, context + _WARM_STEPS + steps, rows_wanted=batch))
+
+
+def _check_room(loaded: LoadedModel, size: CacheSize, *, context: int, steps: int) -> None:
+    longest = context + _WARM_STEPS + steps
+    room = min(size.unpruned_tokens, loaded.model.config.max_position)
+    if longest > room:
+        raise ConfigError(
+            f"a row of {longest} tokens does not fit: the worker's cache and the model take "
+            f"{room}; give shorter contexts or more --kv-bytes"
+        )
+
+
+def one_batch(
     loaded: LoadedModel,
     cache: PagedKvCache,
     pages: Sequence[SequencePages],
@@ -204,6 +221,7 @@ def _one_batch(
     policy: str,
     steps: int,
 ) -> float:
+    """Median seconds of a step of these rows, each as long as at first."""
     sparsity = loaded.profile.sparsity if policy == "delta" else None
     batch = [_row(loaded, cache, each, context=context, sparsity=sparsity) for each in pages]
     runner = DecodeRunner(loaded.model, cache, attention=TorchDecodeAttention())
