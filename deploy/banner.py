@@ -1,5 +1,6 @@
 """What a started cluster says about itself: addresses, model, capacity, backends."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -57,7 +58,7 @@ async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
         ("profile", info.profile),
         *_methods(config, model_hash=info.model.model_hash),
         *((facts.line.role, _worker_text(facts)) for facts in workers),
-        *(("not used", text) for text in (*info.rejected_backends, *info.rejected_transports)),
+        *(("not used", text) for text in rejection_texts([facts.info for facts in workers])),
         *(
             ("FAULTS", f"{facts.line.worker_id} breaks its transfers on purpose: {faults}")
             for facts in workers
@@ -67,6 +68,12 @@ async def print_banner(endpoints: Endpoints, *, config: UpConfig) -> None:
         ("", f'tandem chat --url {endpoints.url} "Why is the sky blue?"'),
     ):
         console.print(f"{name:<8}  {text}", soft_wrap=True)
+
+
+def rejection_texts(infos: Sequence[control_pb2.GetInfoResponse]) -> list[str]:
+    """What was wanted and does not work: backends of the first worker, transports of any."""
+    transports = (text for info in infos for text in info.rejected_transports)
+    return list(dict.fromkeys((*infos[0].rejected_backends, *transports)))
 
 
 async def page_text(url: str) -> str:

@@ -1,4 +1,4 @@
-from deploy.banner import capacity_texts
+from deploy.banner import capacity_texts, rejection_texts
 from protos.tandem.v1 import control_pb2
 
 
@@ -12,3 +12,10 @@ def test_capacity_in_tokens_and_in_requests_at_full_context():
         "32 sequences a step",
         "slab 512 MiB",
     ]
+
+
+def test_a_transport_that_only_a_decode_worker_rejects_is_shown_and_no_text_twice():
+    backend, nixl = "fa4: no GPU", "nixl: package nixl-cu13 is not installed"
+    prefill = control_pb2.GetInfoResponse(rejected_backends=[backend])
+    decode = control_pb2.GetInfoResponse(rejected_transports=[nixl])
+    assert rejection_texts([prefill, decode, decode]) == [backend, nixl]
