@@ -20,6 +20,7 @@ from loadtest.quality.oracle import AskedPrompt
 from loadtest.quality.tasks.sample import Span
 from prefill_service.ranking.claa import ClaaRanker
 from prefill_service.ranking.select import select_positions
+from prefill_service.ranking.window_attention import pooled
 from shared.types.methods import Aggregation, PruningParams
 
 
@@ -69,13 +70,14 @@ def score_grid(
     needle_L = _marked(needles, like=oracle_L)
     rhos: list[Tensor] = []
     coverages: list[Tensor] = []
-    for window, pool in product(grid.windows, grid.pools):
-        tried = replace(params, observation_window=window, pool_kernel=pool)
-        layers = [
+    for window in grid.windows:
+        tried = replace(params, observation_window=window, pool_kernel=1)
+        masses = [
             ClaaRanker(tried).score(asked.observation(layer, window=window))
             for layer in range(len(asked.keys))
         ]
-        for form in grid.aggregations:
+        for pool, form in product(grid.pools, grid.aggregations):
+            layers = [pooled(mass_GC, pool) for mass_GC in masses]
             ranker = ClaaRanker(replace(tried, aggregation=form))
             single_YC = torch.stack([ranker.aggregate([scores_GC]) for scores_GC in layers])
             for layer_count in grid.layer_counts:

@@ -59,7 +59,7 @@ class StudySettings:
     longbench_tokens: int | None = None
     """Longest LongBench prompt; None: what the model's context allows."""
     shard: Shard = WHOLE
-    """Which prompts of each part are measured; times are taken by the first shard alone."""
+    """Which prompts of each part are measured; shards take no times."""
     max_seconds: float | None = None
     """No new prompts are begun after this time; None: no limit."""
 
@@ -70,6 +70,11 @@ class StudySettings:
         if "longbench" in self.parts and self.longbench is None:
             raise ConfigError(
                 "LongBench needs its official files: they are not shipped; name their folder"
+            )
+        if self.shard.count > 1 and "timing" in self.parts:
+            raise ConfigError(
+                "a shard takes no times, as the others would slow its clock: name the other parts "
+                "(--parts mixture,needle,...), and run timing by itself, without --shard"
             )
         counts = {
             "seeds": self.seeds,

@@ -82,8 +82,6 @@ class Study:
         return all(run() for name, run in parts.items() if name in self._settings.parts)
 
     def _timing(self) -> bool:
-        if self._settings.shard.number > 1:
-            return True  # one shard is enough, and several would slow each other's clocks
         lengths = self._settings.timing_lengths
         for done, length in enumerate(lengths, start=1):
             if self._is_late():

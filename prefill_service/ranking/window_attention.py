@@ -35,6 +35,11 @@ def window_scores(
         end = min(start + key_block, num_candidates)
         logits_GRB = q_GRD @ _keys(k_LGD, start, end)
         mass_GC[:, start:end] = logits_GRB.sub_(lse_GR1).exp_().sum(dim=1)
+    return pooled(mass_GC, pool_kernel)
+
+
+def pooled(mass_GC: Tensor, pool_kernel: int) -> Tensor:
+    """Average pool over positions, its zero padding counted; a kernel of 1 changes nothing."""
     return functional.avg_pool1d(mass_GC, pool_kernel, stride=1, padding=pool_kernel // 2)
 
 
