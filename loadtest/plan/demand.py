@@ -10,16 +10,15 @@ from loadtest.load.settings import LoadSettings
 from loadtest.moments import gamma_moments
 from shared.errors import ConfigError
 
-_UNSIMULATED = ("cancel", "slow_reader", "multi_turn", "tools")
 
-
-def refuse_unsimulated(workload: str) -> None:
+def refuse_unsimulated(settings: LoadSettings) -> None:
     """Raises ConfigError for clients that a simulation does not know."""
-    if workload in _UNSIMULATED:
-        raise ConfigError(
-            f"workload {workload!r} cannot be simulated: clients that leave, read slowly or answer "
-            "back are not; choose chat, rag, reasoning, mixed or trace"
-        )
+    for kind in settings.classes.values():
+        if kind.leave_after_s is not None or kind.pause_s > 0 or kind.dialogue:
+            raise ConfigError(
+                f"workload {settings.workload!r} cannot be simulated: clients that leave, read "
+                "slowly or answer back are not; choose chat, rag, reasoning, mixed or trace"
+            )
 
 
 class Demand:
@@ -33,7 +32,7 @@ class Demand:
     """
 
     def __init__(self, settings: LoadSettings) -> None:
-        refuse_unsimulated(settings.workload)
+        refuse_unsimulated(settings)
         self.kinds = settings.classes
         self.attainment = settings.attainment
         self.seed = settings.seed

@@ -63,7 +63,7 @@ def read_run(folder: Path) -> RecordedRun:
         raise ConfigError(
             f"{folder / REQUESTS} cannot be read ({error}); give the folder of a load run"
         ) from error
-    refuse_unsimulated(settings.workload)
+    refuse_unsimulated(settings)
     if settings.closed_users or not outcomes or summary["verdict"] == "incomplete":
         raise ConfigError(
             f"{folder} is no complete open loop: its clients waited for answers, or it was broken "
