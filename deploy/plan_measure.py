@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deploy.bench_transfer import measure as measure_transfers
@@ -19,6 +19,7 @@ from shared.errors import ConfigError, TransportError
 _PAIR_REQUESTS = 8
 _PAIR_WARM_UPS = 2
 _PAIR_TOKENS = 16
+_PHASES = {"prefill", "first_decode", "decode"}
 
 
 def run_measure(
@@ -119,10 +120,9 @@ def pair_overheads(url: str) -> Overheads:
                 "tandem": {"mode": "full"},
             }
             answer = stream_chat(client, body, on_text=lambda _: None)
-            phases = answer.report["phases_ms"]
-            assert isinstance(phases, dict), "the report names its phases"
             if number < _PAIR_WARM_UPS:
                 continue
+            phases = _phases(answer.report, url)
             first.append(answer.ttft_s - phases["prefill"] / 1000)
             steps = (phases["first_decode"] + phases["decode"]) / 1000
             handoff.append(answer.seconds - answer.ttft_s - steps)
@@ -130,6 +130,16 @@ def pair_overheads(url: str) -> Overheads:
         first_token_s=max(0.0, statistics.median(first)),
         handoff_s=max(0.0, statistics.median(handoff)),
     )
+
+
+def _phases(report: Mapping[str, object], url: str) -> Mapping[str, float]:
+    phases = report.get("phases_ms")
+    if not isinstance(phases, Mapping) or not phases.keys() >= _PHASES:
+        raise ConfigError(
+            f"the answers of {url} do not say how long their phases took: it is no gateway of a "
+            "pair, or one of another version; give another --url"
+        )
+    return phases
 
 
 def _tell(text: str) -> None:

@@ -167,6 +167,11 @@ def test_what_a_pair_did_not_compute_is_overhead(pair_url: str, monkeypatch: pyt
     assert asdict(pair_overheads(pair_url)) == {"first_token_s": 0.0, "handoff_s": 0.0}
 
 
+def test_a_server_that_tells_no_phases_is_refused(pair_url: str):
+    with pytest.raises(ConfigError, match="do not say how long their phases took"):
+        pair_overheads(pair_url)
+
+
 def test_measure_writes_a_profile_that_plan_reads(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
