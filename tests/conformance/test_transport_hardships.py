@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from shared.errors import HandoffError
+from shared.errors import HandoffError, StaleWriteError
 from shared.transport import grpc_stream
 from shared.transport.base import Grant
 from shared.transport.frames import FrameKind, encode_frame
@@ -61,6 +61,25 @@ async def test_bytes_that_nobody_sent_stay_as_they_were(name: str) -> None:
         await sender.write(1_024, b"x" * 1_024)
         await sender.seal()
         assert end.bytes_of(lease) == NAN * 256 + b"x" * 1_024 + NAN * 512
+
+
+@pytest.mark.parametrize("name", COPYING)
+async def test_a_lease_that_is_granted_anew_at_once_is_untouched(name: str) -> None:
+    """Where the receiver does not copy, peers must be still before bytes are granted anew."""
+    async with receiver(name) as end:
+        first, grant = end.grant(100)
+        sender = end.transport.sender()
+        await sender.open(address=end.address, grant=grant)
+        await sender.write(0, b"1" * 50)
+        await until(lambda: end.bytes_of(first)[:50] == b"1" * 50)
+        end.slab.quarantine(first.slot, first.generation)
+        end.slab.release(first.slot, first.generation)
+        second, _ = end.grant(100)
+        assert (second.slot, second.offset) == (first.slot, first.offset)
+        with pytest.raises(StaleWriteError):
+            await write_for_ever(sender, b"x" * 100)
+        await sender.abort()
+        assert end.bytes_of(second) == b"1" * 50 + bytes(50)
 
 
 @each_transport(without=("loopback",))

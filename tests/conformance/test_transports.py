@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared.errors import StaleWriteError, TransportError
 from shared.transport.base import Grant
 from shared.transport.registry import transport_registry
-from tests.support.transfer_parts import COPYING, MODEL, each_transport, receiver
+from tests.support.transfer_parts import MODEL, each_transport, receiver
 from tests.support.waiting import until
 
 pytestmark = each_transport()
@@ -173,26 +173,6 @@ async def test_a_lease_that_ends_half_way_refuses_the_rest(name: str) -> None:
         with pytest.raises((StaleWriteError, TransportError)):
             await sender.write(50, b"x" * 50)
         assert end.bytes_of(second) == b"2" * 100
-
-
-async def test_a_lease_that_is_granted_anew_at_once_is_untouched(name: str) -> None:
-    """Only where the receiver copies: others must be still before the bytes are granted anew."""
-    if name not in COPYING:
-        return
-    async with receiver(name) as end:
-        first, grant = end.grant(100)
-        sender = end.transport.sender()
-        await sender.open(address=end.address, grant=grant)
-        await sender.write(0, b"1" * 50)
-        await until(lambda: end.bytes_of(first)[:50] == b"1" * 50)
-        end.slab.quarantine(first.slot, first.generation)
-        end.slab.release(first.slot, first.generation)
-        second, _ = end.grant(100)
-        assert (second.slot, second.offset) == (first.slot, first.offset)
-        with pytest.raises(StaleWriteError):
-            await _write_until_refused(sender, offset=50)
-        await sender.abort()
-        assert end.bytes_of(second)[50:] == bytes(50)
 
 
 async def test_bytes_outside_the_lease_are_refused(name: str) -> None:
