@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from shared.errors import ConfigError
 from shared.telemetry.metrics import HandoffFailureMetrics
@@ -53,9 +54,11 @@ def test_a_wrong_setting_is_not_taken_for_an_absent_transport() -> None:
         chosen("grpc", "pigeon")
 
 
-def test_metrics_and_log_show_both(caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_show_both_and_the_log_what_does_not_work() -> None:
     registry = CollectorRegistry()
-    note_transports(chosen("nixl", "grpc"), HandoffFailureMetrics(registry))
+    with capture_logs() as logs:
+        note_transports(chosen("nixl", "grpc"), HandoffFailureMetrics(registry))
+    assert [(line["log_level"], line["transport"]) for line in logs] == [("warning", "nixl")]
     value = registry.get_sample_value
     assert value("tandem_transport_info", {"transport": "grpc"}) == 1
     assert value("tandem_transport_info", {"transport": "nixl"}) is None
