@@ -9,11 +9,14 @@ from loadtest.plan.clock import Clock
 from loadtest.plan.decode_worker import DecodeWorker
 from loadtest.plan.life import Life
 
-FIRST_BACKOFF_S = 0.05
-"""Shortest wait of a prompt for which no decode worker has room: the worker's own advice."""
+FIRST_BACKOFF_S = 0.02
+"""First backoff of a prompt for which no decode worker has room."""
 
 MAX_BACKOFF_S = 1.0
-"""Longest such wait; each is twice the one before."""
+"""Longest one; each is twice the one before."""
+
+BUSY_RETRY_S = 0.05
+"""What a worker without room advises: nobody asks sooner."""
 
 RESERVE_WAIT_S = 10.0
 """After so long a prompt is turned away."""
@@ -100,14 +103,13 @@ class PrefillWorker:
                 self._watcher.started(life)
                 self._begin(life, decode)
                 return
-        if waited + backoff > RESERVE_WAIT_S:
+        wait = max(backoff, BUSY_RETRY_S)
+        if waited + wait > RESERVE_WAIT_S:
             self._watcher.refused(life, self._number)
             self._next()
             return
         again = min(MAX_BACKOFF_S, 2 * backoff)
-        self._clock.after(
-            backoff, lambda: self._reserve(life, waited=waited + backoff, backoff=again)
-        )
+        self._clock.after(wait, lambda: self._reserve(life, waited=waited + wait, backoff=again))
 
     def _begin(self, life: Life, decode: int) -> None:
         if self._shares_with is None:
