@@ -71,7 +71,7 @@ def plan(
     attainment: Attainment = 0.95,
     burst: Burst = 1.0,
     trace: Trace = None,
-    balancer: Balancer = "power_of_two",
+    balancer: Balancer = "least_loaded",
     queue_tokens: QueueTokens = 0,
     seed: Annotated[int, typer.Option(help="Of arrivals, sizes and choices.")] = 0,
     jobs: Jobs = 0,

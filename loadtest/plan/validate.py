@@ -18,10 +18,11 @@ from loadtest.load.workloads import Profile
 from loadtest.plan.arms import Arm
 from loadtest.plan.cluster import Cluster, GatewayRules, Split
 from loadtest.plan.demand import refuse_unsimulated
-from loadtest.plan.profile import MeasuredProfile
+from loadtest.plan.profile import FULL, MeasuredProfile
 from loadtest.plan.work import costs_of
 from loadtest.spread import percentile
 from shared.errors import ConfigError
+from shared.types.options import Mode
 
 GATEWAY_QUEUE_TOKENS = 131_072
 """The gateway's default for `queue_tokens`."""
@@ -93,8 +94,9 @@ def validate(
         the relative error, None where one of them is missing.
 
     Raises:
-        ConfigError: the profile does not fit the run.
+        ConfigError: the profile or the arm does not fit the run.
     """
+    _refuse_contradiction(run.settings.overrides, arm)
     rules = GatewayRules(
         balancer=balancer,
         queue_tokens=GATEWAY_QUEUE_TOKENS,
@@ -123,6 +125,25 @@ def validate(
             for name in measured
         },
     }
+
+
+def _refuse_contradiction(asked: Overrides, arm: Arm) -> None:
+    """Raises ConfigError where the requests of a run asked for something that the arm is not."""
+    options = asked.options
+    prunes, sparse = arm.keep_rate < FULL, arm.policy != "dense"
+    wrong = [
+        (options.mode is not Mode.AUTO and options.mode.prunes != prunes, "mode"),
+        (options.mode is not Mode.AUTO and options.mode.sparsifies != sparse, "mode"),
+        (prunes and options.keep_rate not in {None, arm.keep_rate}, "keep_rate"),
+        (sparse and options.page_budget is not None, "page_budget"),
+    ]
+    for is_wrong, name in wrong:
+        if is_wrong:
+            raise ConfigError(
+                f"the run's requests had {name} {asked.to_json()[name]}, and the arm is "
+                f"{arm.name!r}, as the profile was measured: name another --arm, or measure a "
+                "server whose profile has that value"
+            )
 
 
 def worst_error(result: dict[str, Any]) -> float | None:

@@ -77,7 +77,7 @@ def test_dense_reads_everything(base: list[str]) -> None:
     ("flags", "says"),
     [
         (["--policy", "quest", "--heads", "kv_head"], "quest does not use it"),
-        (["--refresh", "0"], "give 1 or more"),
+        (["--refresh", "0"], "give 1 to"),
         (["--page-mass", "1.5"], "above 0 and up to 1"),
         (["--page-budget", "3", "--recency", "2"], "below recency_pages"),
     ],

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from loadtest.load.outcome import Outcome
+from loadtest.load.overrides import Overrides
 from loadtest.plan.arms import arm_named
 from loadtest.plan.validate import read_run, validate, worst_error
 from shared.errors import ConfigError
+from shared.types.options import Mode
 from tests.support.plan_runs import PROFILE, SPLIT, record, write
 
 
@@ -104,3 +106,35 @@ def test_a_closed_loop_cannot_be_replayed(tmp_path: Path):
     write(replace(settings, out=tmp_path, closed_users=3, rate=1.0), outcomes)
     with pytest.raises(ConfigError, match="no complete open loop"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "arm", "said"),
+    [
+        (Overrides(mode=Mode.FULL), "both", "mode full"),
+        (Overrides(mode=Mode.PRUNE), "both", "mode prune"),
+        (Overrides(mode=Mode.SPARSE), "claa", "mode sparse"),
+        (Overrides(keep_rate=0.9), "claa", "keep_rate 0.9"),
+        (Overrides(page_budget=8), "delta", "page_budget 8"),
+    ],
+)
+def test_an_arm_that_the_runs_requests_contradict_is_refused(
+    tmp_path: Path, asked: Overrides, arm: str, said: str
+):
+    record(tmp_path)
+    run = read_run(tmp_path)
+    changed = replace(run, settings=replace(run.settings, overrides=asked))
+    with pytest.raises(ConfigError, match=said):
+        validate(
+            changed, PROFILE, split=SPLIT, arm=arm_named(PROFILE, arm), balancer="least_loaded"
+        )
+
+
+def test_an_arm_that_the_runs_requests_named_is_simulated(tmp_path: Path):
+    record(tmp_path)
+    run = read_run(tmp_path)
+    asked = Overrides(mode=Mode.BOTH, keep_rate=PROFILE.pruning.keep_rate)
+    named = replace(run, settings=replace(run.settings, overrides=asked))
+    arm = arm_named(PROFILE, "both")
+    found = validate(named, PROFILE, split=SPLIT, arm=arm, balancer="least_loaded")
+    assert worst_error(found) == pytest.approx(0.0)
