@@ -30,9 +30,7 @@ async def calls() -> AsyncIterator[GrpcProbeCalls]:
 async def fly(
     end: Receiver, asked: GrpcProbeCalls, transport: KvTransport, *, longest_s: float = 20.0
 ) -> canary.CanaryFlight | None:
-    return await canary.fly_canary(
-        transport, address=end.address, calls=asked, longest_s=longest_s
-    )
+    return await canary.fly_canary(transport, address=end.address, calls=asked, longest_s=longest_s)
 
 
 def rooms(end: Receiver) -> int:

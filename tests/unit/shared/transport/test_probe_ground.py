@@ -28,9 +28,7 @@ def fill(probes: ProbeGround) -> list[Grant]:
 
 
 def write(probes: ProbeGround, grant: Grant, data: bytes) -> None:
-    probes.write(
-        slot=grant.slot, generation=grant.generation, offset=0, data=memoryview(data)
-    )
+    probes.write(slot=grant.slot, generation=grant.generation, offset=0, data=memoryview(data))
 
 
 def test_rooms_lie_one_after_the_other_and_are_blank() -> None:
