@@ -7,6 +7,11 @@ from typing import Any
 _PACKAGE = "nvidia-ml-py"
 _MODULE = "pynvml"
 
+# nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t of nvml.h: the package's own name for the first one
+# is a tuple by a stray comma, which its call does not take.
+_READ, _WRITE, _NVLINK = 0, 1, 2
+_P2P_OK = 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLinks:
@@ -62,18 +67,18 @@ def _links(nvml: Any, gpu: str) -> GpuLinks:  # noqa: ANN401  a module without t
             status = nvml.nvmlDeviceGetP2PStatus(own, handle, capability)
         except nvml.NVMLError:
             return False  # an old driver, or one that does not know this pair
-        return bool(status == nvml.NVML_P2P_STATUS_OK)
+        return bool(status == _P2P_OK)
 
     return GpuLinks(
         gpus=tuple(handles),
         nvlink_peers=tuple(
-            u for u, h in others.items() if joined(h, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            u for u, h in others.items() if joined(h, _NVLINK)
         ),
         p2p_peers=tuple(
             u
             for u, h in others.items()
-            if joined(h, nvml.NVML_P2P_CAPS_INDEX_READ)
-            and joined(h, nvml.NVML_P2P_CAPS_INDEX_WRITE)
+            if joined(h, _READ)
+            and joined(h, _WRITE)
         ),
         note="" if handles else "the NVIDIA driver shows no GPU",
     )

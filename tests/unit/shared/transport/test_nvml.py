@@ -16,10 +16,7 @@ class FakeNvml(SimpleNamespace):
     """Four GPUs; NVLink joins 0-1, PCIe lets 0-2 through, 0-3 is closed."""
 
     NVMLError = NvmlError
-    NVML_P2P_STATUS_OK = 0
-    NVML_P2P_CAPS_INDEX_READ = 0
-    NVML_P2P_CAPS_INDEX_WRITE = 1
-    NVML_P2P_CAPS_INDEX_NVLINK = 2
+    NVML_P2P_CAPS_INDEX_READ = (0,)  # as in the package
     inits = 0
     gpus = 4
     fails = ""
@@ -45,11 +42,12 @@ class FakeNvml(SimpleNamespace):
 
     def nvmlDeviceGetP2PStatus(self, own: int, other: int, capability: int) -> int:
         assert own != other
+        assert type(capability) is int  # ctypes takes nothing else
         pair = {own, other}
         if pair == {0, 1}:
             return 0
         if pair == {0, 2}:
-            return 0 if capability != self.NVML_P2P_CAPS_INDEX_NVLINK else 1
+            return 0 if capability != 2 else 1
         if pair == {0, 3}:
             raise NvmlError("Not Supported")
         return 1
