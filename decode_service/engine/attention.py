@@ -75,7 +75,7 @@ class TorchDecodeAttention:
         q_HK = (q_HD[:, None, :] * own_HG[:, :, None]).flatten(1)
         logits_TH = functional.linear(k_TGD.view(length, -1), q_HK)
         probs_HT = torch.softmax(logits_TH.t().contiguous(), dim=-1, dtype=torch.float32)
-        out_HK = torch.mm(probs_HT.to(v_TGD.dtype), v_TGD.view(length, -1))
+        out_HK = _weighted(probs_HT.to(v_TGD.dtype), v_TGD.view(length, -1))
         out_GQGD = out_HK.view(num_key_heads, -1, num_key_heads, head_dim)
         out_GQD = out_GQGD.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
         return out_GQD.reshape(num_heads, head_dim), probs_HT.view(num_key_heads, -1, length)
@@ -87,6 +87,18 @@ class TorchDecodeAttention:
             eye = torch.eye(num_key_heads, dtype=dtype)
             self._own_heads[key] = eye.repeat_interleave(num_heads // num_key_heads, dim=0)
         return self._own_heads[key]
+
+
+def _weighted(probs_HT: torch.Tensor, v_TK: torch.Tensor) -> torch.Tensor:
+    """Probs V, [H, K], a run of slots a thread: one product of few rows keeps to one thread."""
+    runs = torch.get_num_threads()
+    length = probs_HT.shape[1] // runs
+    if runs == 1 or length == 0 or probs_HT.dtype is not torch.float32:
+        return torch.mm(probs_HT, v_TK)
+    cut = runs * length
+    probs_RHT = probs_HT[:, :cut].view(-1, runs, length).transpose(0, 1)
+    out_HK = torch.bmm(probs_RHT, v_TK[:cut].view(runs, length, -1)).sum(0)
+    return out_HK if cut == v_TK.shape[0] else out_HK.addmm_(probs_HT[:, cut:], v_TK[cut:])
 
 
 _MOST_SIDE_BY_SIDE = 4

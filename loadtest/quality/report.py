@@ -150,7 +150,8 @@ def _verdicts(facts: Sequence[Fact]) -> list[str]:
         said.append(f"No ranker is ahead of {own} at equal time to first token.")
     said += [
         f"{row['ahead']['arm']} at {row['ahead']['rate']:.0%} is ahead of {own} at "
-        f"{row['rate']:.0%}: {row['wins']} prompts won, {row['losses']} lost, sign test p = "
+        f"{row['rate']:.0%} ({row['measure']}): {row['ahead']['score']:.1%} against "
+        f"{row['score']:.1%}, {row['wins']} prompts won, {row['losses']} lost, sign test p = "
         f"{row['p']:.2g}."
         for row in ahead
     ]
@@ -229,10 +230,11 @@ def _kept_row(row: Mapping[str, Any]) -> dict[str, str]:
 def _ahead_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
+            "measure": row["measure"],
             "of": f"{summary['own_method']} {row['rate']:.0%}",
-            "keeps": share_text(row["kept"]),
+            "scores": percent(row["score"]),
             "ahead": f"{row['ahead']['arm']} {row['ahead']['rate']:.0%}",
-            "it keeps": share_text(row["ahead_kept"]),
+            "it scores": percent(row["ahead"]["score"]),
             "TTFT ratios": f"{row['ttft_ratio']:.3f} / {row['ahead']['ttft_ratio']:.3f}",
             "prompts won / lost": f"{row['wins']} / {row['losses']}",
             "p": f"{row['p']:.2g}",

@@ -7,7 +7,7 @@ three hundred of four hundred.
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ LONG_PROMPT = 2000
 """Prompts of at least so many tokens need no floor on the kept count."""
 SAME_TTFT = 1.02
 """Arms whose time is within this factor count as equally fast."""
+KEPT_ANSWERS, RULER_AVERAGE = "full's answers kept, 2k tokens and more", "RULER-lite"
 _Z = 1.96
 
 
@@ -177,25 +178,43 @@ def compare(
 
 
 def ahead_at_equal_ttft(facts: Sequence[Fact], *, of: str) -> list[dict[str, Any]]:
-    """Arms that are no slower than arm `of` and keep more of full's answers to long prompts.
+    """Arms that are no slower than arm `of` and better than it, in either of two measures.
 
-    Full and the oracle are left out: one saves nothing, the other needs the answer.
+    The measures are full's answers to long prompts that are kept, and the average over RULER's
+    tasks. Full and the oracle are left out: one saves nothing, the other needs the answer.
     """
     mixture = long_prompts(trials_of(facts, MIXTURE))
-    kept = kept_answers(mixture)
+    ruler = trials_of(facts, RULER)
+    kept = {arm: share.value or 0.0 for arm, share in kept_answers(mixture).items()}
+    averages = {arm: _task_average(_only(ruler, *arm)) or 0.0 for arm in arms_of(ruler)}
+    return [
+        *_ahead(facts, of=of, measure=KEPT_ANSWERS, trials=mixture, scores=kept),
+        *_ahead(facts, of=of, measure=RULER_AVERAGE, trials=ruler, scores=averages),
+    ]
+
+
+def _ahead(
+    facts: Sequence[Fact],
+    *,
+    of: str,
+    measure: str,
+    trials: Sequence[Trial],
+    scores: Mapping[tuple[str, float], float],
+) -> list[dict[str, Any]]:
     found = []
-    for mine in [key for key in kept if key[0] == of]:
+    for mine in [key for key in scores if key[0] == of]:
         my_ttft = longest_ratio(ttft_ratio(facts, *mine))
-        for theirs, share in kept.items():
+        for theirs, score in scores.items():
             if theirs[0] in {of, FULL} or theirs[0].startswith(ORACLE):
                 continue
             ttft = longest_ratio(ttft_ratio(facts, *theirs))
-            better = (share.value or 0.0) > (kept[mine].value or 0.0)
-            if better and my_ttft and ttft and ttft <= my_ttft * SAME_TTFT:
+            if score > scores[mine] and my_ttft and ttft and ttft <= my_ttft * SAME_TTFT:
                 found.append({
-                    "rate": mine[1], "kept": kept[mine].to_json(), "ttft_ratio": my_ttft,
-                    "ahead": {"arm": theirs[0], "rate": theirs[1], "ttft_ratio": ttft},
-                    "ahead_kept": share.to_json(), **compare(mixture, theirs, mine),
+                    "measure": measure,
+                    "rate": mine[1], "score": scores[mine], "ttft_ratio": my_ttft,
+                    "ahead": {"arm": theirs[0], "rate": theirs[1], "score": score,
+                              "ttft_ratio": ttft},
+                    **compare(trials, theirs, mine),
                 })  # fmt: skip
     return found
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the name torch users know
 from torch import Tensor
 
 from shared.model.config import ModelConfig
+from shared.model.product import add_linear, linear
 from shared.model.rope import RopeTable, rotate
 
 _MLP_ROWS = 1024
@@ -78,24 +79,24 @@ class DecoderLayer:
         """`x_TE` plus attention output and MLP, in a new [T, E]; the argument is left alone."""
         w = self.weights
         attn = attn_THD.reshape(attn_THD.shape[0], self._heads * self._head_dim)
-        y_TE = torch.addmm(x_TE, attn, w.out.t())
+        y_TE = add_linear(x_TE, attn, w.out)
         for start in range(0, y_TE.shape[0], _MLP_ROWS):
             self._add_mlp(y_TE[start : start + _MLP_ROWS])
         return y_TE
 
     def _add_mlp(self, y_TE: Tensor) -> None:
         w = self.weights
-        gate_up = F.linear(self._norm(y_TE, w.post_norm_E), w.gate_up)
+        gate_up = linear(self._norm(y_TE, w.post_norm_E), w.gate_up)
         hidden_TI = F.silu(gate_up[:, : self._intermediate])
         hidden_TI.mul_(gate_up[:, self._intermediate :])
-        y_TE.addmm_(hidden_TI, w.down.t())
+        add_linear(y_TE, hidden_TI, w.down, out_TO=y_TE)
 
     def _heads_of(self, x_TE: Tensor, *, first: int, last: int) -> Tensor:
         """Heads first..last-1 of the fused product, [T, last - first, D], before rotation."""
         w, d = self.weights, self._head_dim
         rows = slice(first * d, last * d)
         bias = None if w.qkv_bias is None else w.qkv_bias[rows]
-        flat = F.linear(self._norm(x_TE, w.input_norm_E), w.qkv[rows], bias)
+        flat = linear(self._norm(x_TE, w.input_norm_E), w.qkv[rows], bias)
         return flat.view(x_TE.shape[0], last - first, d)
 
     def _rotate(self, heads_T_D: Tensor, rope: RopeTable, *, num_q: int) -> Tensor:

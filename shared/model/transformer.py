@@ -10,6 +10,7 @@ from torch import Tensor
 from shared.kv.geometry import KvGeometry
 from shared.model.config import ModelConfig
 from shared.model.layers import DecoderLayer, LayerWeights
+from shared.model.product import linear
 from shared.model.rope import Rope, RopeTable
 from shared.types.model_identity import ModelIdentity
 
@@ -63,7 +64,7 @@ class Transformer:
     def logits(self, x_TE: Tensor) -> Tensor:
         """Float32 logits [T, V] of the last layer's output."""
         normed_TE = F.rms_norm(x_TE, self.norm_E.shape, self.norm_E, self.config.rms_norm_eps)
-        return F.linear(normed_TE, self.head_VE).float()
+        return linear(normed_TE, self.head_VE).float()
 
     def identity(self, name: str) -> ModelIdentity:
         """What another worker's model must equal for KV to move, under the served name `name`."""

@@ -5,7 +5,7 @@ from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.sparsity.base import Evidence
 
 
-@pytest.mark.parametrize("slots", [1, 15, 63, 500])
+@pytest.mark.parametrize("slots", [1, 2, 15, 63, 500])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (7, 1)])
 def test_it_is_softmax_attention_with_scores_by_kv_head(
     slots: int, heads: int, kv_heads: int
@@ -27,6 +27,20 @@ def test_it_is_softmax_attention_with_scores_by_kv_head(
         torch.testing.assert_close(
             result.evidence[kv_head].double(), wanted_T, atol=1e-6, rtol=1e-5
         )
+
+
+@pytest.mark.parametrize("threads", [1, 3, 8])
+@pytest.mark.parametrize("slots", [1, 7, 8, 100])
+def test_any_number_of_threads_gives_the_same_attention(slots: int, threads: int) -> None:
+    q_HD, k_TGD, v_TGD = torch.randn(9, 60), torch.randn(slots, 3, 60), torch.randn(slots, 3, 60)
+    wanted = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, evidence=Evidence.NONE)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = TorchDecodeAttention().attend(q_HD, k_TGD, v_TGD, evidence=Evidence.NONE)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found.out_HD, wanted.out_HD, atol=1e-5, rtol=1e-5)
 
 
 def test_scores_are_made_on_request_only_and_change_no_bit_of_the_output() -> None:

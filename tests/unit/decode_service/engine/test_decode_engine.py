@@ -56,7 +56,7 @@ async def test_one_row_runs_to_its_limit(rig: Rig) -> None:
     assert [name for name, _ in ending.phases] == ["decode_queue", "first_decode", "decode"]
     assert collector.endings == [ending]
     await until(lambda: len(rig.reports) == 3)
-    assert rig.engine.stalled_seconds == 0.0
+    await until(lambda: rig.engine.stalled_seconds == 0.0)
 
 
 async def test_rows_join_and_leave_at_any_step(rig: Rig) -> None:

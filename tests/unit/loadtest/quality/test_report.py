@@ -46,7 +46,8 @@ def test_verdicts_answer_what_was_asked(folder):
     assert "shorter prompts: claa+floor=256 at 20% keeps 2 of 2" in said
     assert "collapse: 0, 2; the profile's window 2 to 3 holds 2 of them" in said
     assert "Control: random at 20% keeps 0.0%" in said
-    assert "snapkv at 20% is ahead of claa at 20%" in said
+    assert "snapkv at 20% is ahead of claa at 20% (full's answers kept, 2k tokens and more)" in said
+    assert "snapkv at 20% is ahead of claa at 20% (RULER-lite): 80.0% against 60.0%" in said
     assert "Not above random: recency at 20% on niah_noise_1key." in said
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from loadtest.quality.store import Fact
 from loadtest.quality.summary import (
+    KEPT_ANSWERS,
+    RULER_AVERAGE,
     Share,
     ahead_at_equal_ttft,
     compare,
@@ -77,9 +79,12 @@ def test_who_cannot_beat_random_is_named_task_by_task():
 
 def test_no_slower_and_better_is_ahead():
     ahead = ahead_at_equal_ttft(study_facts(), of="claa")
-    (row,) = [row for row in ahead if row["rate"] == 0.2]
-    assert row["ahead"]["arm"] == "snapkv"
-    assert (row["wins"], row["losses"]) == (1, 0)
+    by_answers, by_tasks = [row for row in ahead if row["rate"] == 0.2]
+    assert (by_answers["measure"], by_tasks["measure"]) == (KEPT_ANSWERS, RULER_AVERAGE)
+    for row, mine, theirs in ((by_answers, 0.75, 1.0), (by_tasks, 0.6, 0.8)):
+        assert (row["ahead"]["arm"], row["ahead"]["score"]) == ("snapkv", pytest.approx(theirs))
+        assert row["score"] == pytest.approx(mine)
+        assert (row["wins"], row["losses"]) == (1, 0)
 
 
 def test_slower_arms_controls_of_the_oracle_and_full_are_not_ahead():
