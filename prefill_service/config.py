@@ -67,8 +67,7 @@ class PrefillConfig:
     transports: tuple[str, ...] = ("grpc",)
     """Transports this worker may use, best first: nixl (extra nixl) and grpc."""
     require_transport: str = ""
-    """Use only this transport: no start without it, and no handoff that it cannot carry; empty takes
-    all that work."""
+    """Use only this transport: no start without it, no handoff that it cannot carry; empty: all."""
     reserve_wait_s: float = 10.0
     """Longest seconds a prompt asks busy decode workers for room before it is turned away."""
     rpc_timeout_s: float = 10.0

@@ -71,15 +71,8 @@ def _links(nvml: Any, gpu: str) -> GpuLinks:  # noqa: ANN401  a module without t
 
     return GpuLinks(
         gpus=tuple(handles),
-        nvlink_peers=tuple(
-            u for u, h in others.items() if joined(h, _NVLINK)
-        ),
-        p2p_peers=tuple(
-            u
-            for u, h in others.items()
-            if joined(h, _READ)
-            and joined(h, _WRITE)
-        ),
+        nvlink_peers=tuple(u for u, h in others.items() if joined(h, _NVLINK)),
+        p2p_peers=tuple(u for u, h in others.items() if joined(h, _READ) and joined(h, _WRITE)),
         note="" if handles else "the NVIDIA driver shows no GPU",
     )
 

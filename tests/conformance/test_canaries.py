@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import OverloadedError, StaleWriteError, TandemError, TransportError
 from shared.transport import canary, probe_ground
-from shared.transport.base import KvTransport
+from shared.transport.base import Grant, KvSender, KvTransport
 from shared.transport.hello import Peer
 from shared.transport.probe_calls import GrpcProbeCalls
 from shared.transport.probe_ground import FIRST_PROBE_SLOT, PROBE_BYTES, PROBE_ROOMS
@@ -31,6 +31,13 @@ async def fly(
     end: Receiver, asked: GrpcProbeCalls, transport: KvTransport, *, longest_s: float = 20.0
 ) -> canary.CanaryFlight | None:
     return await canary.fly_canary(transport, address=end.address, calls=asked, longest_s=longest_s)
+
+
+async def send(sender: KvSender, data: bytes, *, end: Receiver, grant: Grant) -> None:
+    """By `grpc` a refusal may come late, by `nixl` at once."""
+    await sender.open(address=end.address, grant=grant)
+    await sender.write(0, data)
+    await sender.seal()
 
 
 def rooms(end: Receiver) -> int:
@@ -100,9 +107,7 @@ async def test_a_room_is_for_who_asked_for_it(name: str) -> None:
         ):
             sender = end.transport.sender()
             with pytest.raises(TandemError):
-                await sender.open(address=end.address, grant=other)
-                await sender.write(0, b"x")
-                await sender.seal()
+                await send(sender, b"x", end=end, grant=other)
             await sender.abort()
             with pytest.raises(StaleWriteError):
                 await asked.close(end.address, other)
@@ -117,10 +122,8 @@ async def test_no_byte_leaves_its_room(name: str) -> None:
         small = await asked.open(end.address, 100)
         assert small is not None
         sender = end.transport.sender()
-        await sender.open(address=end.address, grant=small)
         with pytest.raises(StaleWriteError):
-            await sender.write(0, b"x" * 101)
-            await sender.seal()
+            await send(sender, b"x" * 101, end=end, grant=small)
         await sender.abort()
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from prefill_service import app as prefill_app
 from shared.transport.ranking import LANE_FAILED, PID_NAMESPACE
+from shared.transport.topology import read_topology
 from shared.types.topology import Topology
 from tests.support.decode_server import write_profile
 from tests.support.faulty_transport import Fault, FaultyTransport
@@ -24,17 +24,13 @@ BOTH = {"transports": ("nixl", "grpc")}
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prefill worker believes to be in a container of its own on the same machine."""
-    read = prefill_app.read_topology
+    """Both workers believe to be in containers of their own on one machine."""
+    for role, namespace in (("prefill", "1"), ("decode", "2")):
 
-    def elsewhere(device: str) -> Topology:
-        return replace(read(device), host="one-machine", pid_namespace="1")
+        def elsewhere(device: str, namespace: str = namespace) -> Topology:
+            return replace(read_topology(device), host="h", pid_namespace=namespace)
 
-    monkeypatch.setattr(prefill_app, "read_topology", elsewhere)
-    monkeypatch.setattr(
-        "decode_service.app.read_topology",
-        lambda device: replace(read(device), host="one-machine", pid_namespace="2"),
-    )
+        monkeypatch.setattr(f"{role}_service.app.read_topology", elsewhere)
 
 
 async def ask(stack: Stack) -> httpx.Response:
@@ -45,7 +41,8 @@ async def ask(stack: Stack) -> httpx.Response:
 async def worker_health(stack: Stack) -> list[Mapping[str, Any]]:
     async with httpx.AsyncClient() as http:
         answer = await http.get(f"http://{stack.prefill.app.admin_address}/health")
-    return answer.json()["pairs"]
+    pairs: list[Mapping[str, Any]] = answer.json()["pairs"]
+    return pairs
 
 
 async def test_workers_without_shared_visibility_tell_the_fallback_its_reason_and_its_speed(
@@ -116,11 +113,8 @@ async def test_a_lane_that_dies_is_followed_by_the_next_transport(
 
 
 async def _until_told(stack: Stack, expected: list[Mapping[str, Any]]) -> None:
-    seen: list[Mapping[str, Any]] = []
+    def told() -> list[object]:
+        workers = stack.gateway.workers.describe()
+        return [worker["pairs"] for worker in workers if worker["role"] == "prefill"]
 
-    def same() -> bool:
-        cards = stack.gateway.workers.describe()
-        seen[:] = next(card["pairs"] for card in cards if card["role"] == "prefill")  # type: ignore[assignment]
-        return seen == expected
-
-    await until(same)
+    await until(lambda: told() == [expected])

@@ -1,5 +1,7 @@
 """What NVML tells becomes links by UUID; what it does not tell has a reason."""
 
+# ruff: noqa: N802  names of the library
+
 import sys
 from types import SimpleNamespace
 
