@@ -127,7 +127,11 @@ LABEL_VALUES = {
         *("decode_queue", "first_decode", "stream"),
         *("queue", "decode"),  # of disconnects
     },
-    "outcome": {"ok", "error", "cancelled"},
+    "outcome": {
+        *("ok", "error", "cancelled"),
+        *("arrived", "no_room", "not_known"),  # of canaries
+        *("canary_failed", "canary_damaged", "canary_too_slow"),
+    },
     "slo": {"ttft", "tpot", "goodput"},
     "over": {"mean", "least"},
     "role": {"gateway", "prefill", "decode"},
