@@ -96,7 +96,7 @@ def score_pages(
         TILE=tile,
         PAGE=PAGE_SIZE,
         BOARD=board is not None,
-        num_warps=4,
+        num_warps=8,
     )
 
 

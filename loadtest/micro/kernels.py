@@ -30,88 +30,74 @@ from loadtest.micro.kernel_decode import (
     time_decode,
 )
 from loadtest.micro.kernel_prefill import PrefillCase, PrefillShape, check_prefill, time_prefill
+from loadtest.micro.kernel_shapes import (
+    DECODE_SHAPES,
+    ODD_DECODE_SHAPES,
+    ODD_PREFILL_SHAPES,
+    PREFILL_SHAPES,
+)
 from loadtest.micro.kernel_timing import copy_rate
 from shared.errors import ConfigError
 
 _Shape = TypeVar("_Shape", DecodeShape, PrefillShape)
 
-_QWEN = {"heads": 12, "kv_heads": 2, "head_dim": 128, "layers": 28}
-_LLAMA = {"heads": 32, "kv_heads": 8, "head_dim": 128}
-
-DECODE_SHAPES = {
-    "r1-qwen-1.5b 64 x 18432": DecodeShape(batch=64, tokens=18_432, **_QWEN),
-    "r1-qwen-1.5b 64 x 4096": DecodeShape(batch=64, tokens=4_096, **_QWEN),
-    "llama-3.1-8b 16 x 32768": DecodeShape(batch=16, tokens=32_768, layers=32, **_LLAMA),
-    "llama-3.1-8b 1 x 32768": DecodeShape(batch=1, tokens=32_768, layers=32, copies=8, **_LLAMA),
-}
-PREFILL_SHAPES = {
-    f"llama-3.1-8b {tokens} keep 10 %": PrefillShape(tokens=tokens, kept=tokens // 10, **_LLAMA)
-    for tokens in (10_000, 32_768, 65_536)
-}
-_SMALL_DECODE = {
-    "small": DecodeShape(
-        batch=2,
-        tokens=100,
-        heads=6,
-        kv_heads=2,
-        head_dim=16,
-        layers=4,
-        copies=1,
-        budget=4,
-        recency=1,
-    )
-}
-_SMALL_PREFILL = {
-    "small": PrefillShape(tokens=90, heads=6, kv_heads=2, head_dim=16, kept=20),
-}
-
 
 def bench_kernels(
     *, device: torch.device, sweep: bool, progress: Callable[[str], None], only: str = ""
 ) -> dict[str, Any]:
-    """Compares, then times every kernel at every shape.
+    """Compares every kernel at all sizes, and times it at those of models.
 
     Args:
-        device: a CUDA device, or the CPU, which compares only.
+        device: a CUDA device, or the CPU, which compares only, at one size.
         sweep: look for faster plans of dense decode attention, too.
         progress: is told what happens, one line at a time.
-        only: part of the names of the shapes that are run; all by default.
+        only: part of the names of the sizes that are run; all by default.
 
     Returns:
-        JSON: decode and prefill, by shape (errors, and on a GPU times); copy (this run's own
+        JSON: decode and prefill, by size (errors, and on a GPU times); copy (this run's own
         device copy); provenance.
 
     Raises:
+        ConfigError: the CPU without Triton's interpreter, or no size of that name.
         InternalError: a kernel is wrong on this device.
     """
     on_gpu = device.type == "cuda"
+    if not on_gpu and not triton.knobs.runtime.interpret:
+        raise ConfigError("without a GPU the interpreter runs kernels: set TRITON_INTERPRET=1")
     dtype = torch.bfloat16 if on_gpu else torch.float32
     decode: dict[str, Any] = {}
-    for name, shape in _named(DECODE_SHAPES if on_gpu else _SMALL_DECODE, only):
+    for name, shape in _chosen(ODD_DECODE_SHAPES, DECODE_SHAPES, only, on_gpu=on_gpu):
         progress(f"decode {name}")
         case = DecodeCase(shape, device=device, dtype=dtype)
         decode[name] = {"plan": dataclasses.asdict(case.plan), "errors": check_decode(case)}
-        if on_gpu:
+        if name in DECODE_SHAPES:
             decode[name] |= time_decode(case)
         del case
-        if on_gpu and sweep:
+        if name in DECODE_SHAPES and sweep:
             torch.cuda.empty_cache()
             decode[name]["sweep"] = sweep_decode(shape, device=device, dtype=dtype)
     prefill: dict[str, Any] = {}
-    for name, prompt in _named(PREFILL_SHAPES if on_gpu else _SMALL_PREFILL, only):
+    for name, prompt in _chosen(ODD_PREFILL_SHAPES, PREFILL_SHAPES, only, on_gpu=on_gpu):
         progress(f"prefill {name}")
         prefill_case = PrefillCase(prompt, device=device, dtype=dtype)
         prefill[name] = {"errors": check_prefill(prefill_case)}
-        if on_gpu:
-            prefill[name] |= {"kernels": time_prefill(prefill_case)}
+        if name in PREFILL_SHAPES:
+            prefill[name]["kernels"] = time_prefill(prefill_case)
         del prefill_case
+    if not decode and not prefill:
+        raise ConfigError(f"no size has {only!r} in its name; run without --only to see them all")
     result = {"benchmark": "kernels", "dtype": str(dtype).removeprefix("torch.")}
     copy = {"copy": copy_rate()} if on_gpu else {}
     return {**result, "decode": decode, "prefill": prefill, **copy, **_facts(device)}
 
 
-def _named(shapes: Mapping[str, _Shape], only: str) -> list[tuple[str, _Shape]]:
-    return [(name, shape) for name, shape in shapes.items() if only in name]
+def _chosen(
+    odd: Mapping[str, _Shape], models: Mapping[str, _Shape], only: str, *, on_gpu: bool
+) -> list[tuple[str, _Shape]]:
+    """The odd sizes first, so that a wrong kernel shows before a long measurement."""
+    every: list[tuple[str, _Shape]] = list(odd.items())
+    every = every + list(models.items()) if on_gpu else every[:1]
+    return [(name, shape) for name, shape in every if only in name]
 
 
 def compile_kernels(capability: int) -> dict[str, list[CompiledKernel]]:
@@ -194,6 +180,13 @@ def main() -> None:
         "--compile", type=int, metavar="CAPABILITY", help="only compile; 90 is an H100 or H200"
     )
     given = parser.parse_args()
+    try:
+        _run(given)
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def _run(given: argparse.Namespace) -> None:
     if given.compile:
         found = compile_kernels(given.compile)
         plain = {name: [dataclasses.asdict(one) for one in some] for name, some in found.items()}

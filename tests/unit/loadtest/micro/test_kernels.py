@@ -12,9 +12,10 @@ import torch
 
 from loadtest.micro.kernel_decode import DecodeCase, DecodeShape, check_decode
 from loadtest.micro.kernel_parity import relative_error, require_small
+from loadtest.micro.kernel_shapes import DECODE_SHAPES
 from loadtest.micro.kernel_timing import against_matrix, against_memory
-from loadtest.micro.kernels import DECODE_SHAPES, bench_kernels
-from shared.errors import InternalError
+from loadtest.micro.kernels import bench_kernels
+from shared.errors import ConfigError, InternalError
 from tests.support.kernel_rows import DEVICE
 
 SMALL = DecodeShape(
@@ -34,13 +35,19 @@ SMALL = DecodeShape(
 def test_without_a_gpu_it_compares_and_gives_no_time():
     lines: list[str] = []
     result = bench_kernels(device=DEVICE, sweep=True, progress=lines.append)
-    decode, prefill = result["decode"]["small"], result["prefill"]["small"]
+    decode_name, decode = next(iter(result["decode"].items()))
+    prefill_name, prefill = next(iter(result["prefill"].items()))
     assert set(decode["errors"]) == {"dense", "score", "project", "select", "sparse"}
     assert set(prefill["errors"]) == {"window", "window_given_lse", "kept_queries"}
     assert "kernels" not in decode
     assert "copy" not in result
-    assert lines == ["decode small", "prefill small"]
+    assert lines == [f"decode {decode_name}", f"prefill {prefill_name}"]
     assert json.loads(json.dumps(result)) == result
+
+
+def test_a_size_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="no size has 'gpt-2' in its name"):
+        bench_kernels(device=DEVICE, sweep=False, progress=lambda _: None, only="gpt-2")
 
 
 @pytest.mark.parametrize("damaged", ["dense_out", "scores_BU", "chosen"])
