@@ -257,6 +257,7 @@ class DecodeServer:
             required=self.config.require_transport,
             table=self.core.worker.table,
             slab=self.core.memory.slab,
+            incarnation=self.incarnation,
         )
         note_transports(landing.chosen, self._handoffs)
         return landing
@@ -292,7 +293,8 @@ class DecodeServer:
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlServicer(info, load=self.present_load, drain=self.begin_drain), server
         )
-        landing.serve(server, Peer(model=core.identity, incarnation=self.incarnation))
+        peer = Peer(model=core.identity, incarnation=self.incarnation, place=info.topology)
+        landing.serve(server, peer)
         return info
 
     async def _register(self, presence: Presence, info: WorkerInfo) -> None:

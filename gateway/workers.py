@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from gateway.balancing.base import Balancer, Candidate
 from gateway.breaker import Breaker, BreakerSettings
@@ -207,6 +207,8 @@ class Workers:
                 "rejected_transports": list(card.rejected_transports),
                 "faults": card.faults,
                 "device": card.device,
+                "place": asdict(card.place),
+                "pairs": [asdict(pair) for pair in card.pairs],
             }
             for role in (PREFILL, DECODE)
             for card in self._discovery.cards(role)

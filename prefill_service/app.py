@@ -26,6 +26,7 @@ from prefill_service.engine.warm_up import warm_up
 from prefill_service.engine.watchdog import Watchdog
 from prefill_service.rpc.control import CAPABILITIES
 from prefill_service.rpc.decode_client import DecodeClient
+from prefill_service.rpc.lanes import open_lanes
 from prefill_service.rpc.requests import ModelLimits
 from prefill_service.rpc.services import SERVICE_NAMES, add_services
 from shared.config.exit_codes import ExitCode
@@ -45,12 +46,11 @@ from shared.rpc.tls import PeerTls
 from shared.telemetry.admin import admin_server
 from shared.telemetry.certificates import Certificates, mutual_certificates
 from shared.telemetry.http_server import HttpServer
-from shared.telemetry.metrics import HealthMetrics, PrefillMetrics, TransferMetrics
+from shared.telemetry.metrics import HealthMetrics, PrefillMetrics
 from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
 from shared.tokenizer.tokenizer import Tokenizer
-from shared.transport.base import TransportContext
-from shared.transport.instrumented import instrumented_transports
+from shared.transport.hello import Peer
 from shared.transport.topology import read_topology
 from shared.types.worker_info import WorkerInfo
 
@@ -213,6 +213,7 @@ class PrefillApp:
             readiness=lambda: self._board.current,
             alive=self._alive,
             refresh=self._refresh,
+            facts=self._facts,
         )
         await self._admin.start()
         advertised = advertised_address(
@@ -241,6 +242,11 @@ class PrefillApp:
     def _refresh(self) -> None:
         if self._parts is not None:
             self.recorder.refresh(self._parts.engine.load())
+            self._parts.lanes.pairs.refresh_metrics()
+
+    def _facts(self) -> dict[str, object]:
+        """What health tells beside readiness: the transports to each decode worker."""
+        return {} if self._parts is None else {"pairs": self._parts.lanes.describe()}
 
     async def _stall_changed(self, healthy: bool) -> None:  # noqa: FBT001  the value is the argument
         if self._drain_task is not None or self._rpc is None:
@@ -329,15 +335,9 @@ class _Parts:
             tls=tls,
             guard=AddressGuard(config.worker_networks),
         )
-        context = TransportContext(model=self.model, incarnation=app.incarnation, tls=tls)
-        chosen = instrumented_transports(
-            config.transports,
-            required=config.require_transport,
-            context=context,
-            metrics=TransferMetrics(app.registry),
-            faults=config.faults,
-        )
-        self.transports = chosen.opened
+        place = read_topology(config.device)
+        own = Peer(model=self.model, incarnation=app.incarnation, place=place)
+        self.lanes = open_lanes(config, own, tls=tls, registry=app.registry)
         self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), app=app))
         self.info = WorkerInfo(
             role="prefill",
@@ -350,12 +350,12 @@ class _Parts:
             device=config.device,
             attention_backend=attention.backend.name,
             rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
-            transports=chosen.names,
-            rejected_transports=tuple(each.text for each in chosen.rejected),
+            transports=self.lanes.chosen.names,
+            rejected_transports=tuple(each.text for each in self.lanes.chosen.rejected),
             faults=config.faults_text,
             profile=loaded.profile.label,
             methods_hash=loaded.profile.methods_hash,
-            topology=read_topology(config.device),
+            topology=place,
         )
 
     def _services(
@@ -367,7 +367,7 @@ class _Parts:
             planner=self.planner,
             model=self.model,
             geometry=geometry,
-            links=Links(peer=self.client, transports=self.transports),
+            links=Links(peer=self.client, pairs=self.lanes.pairs),
             policy=DeliveryPolicy(
                 tries=config.delivery_tries, reserve_wait_s=config.reserve_wait_s
             ),
@@ -385,8 +385,7 @@ class _Parts:
         """Ends the engine and drops every connection."""
         await self.engine.close()
         await self.client.close()
-        for transport in self.transports.values():
-            await transport.close()
+        await self.lanes.close()
 
 
 def _max_model_len(config: PrefillConfig, loaded: LoadedModel) -> int:

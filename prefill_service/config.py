@@ -67,7 +67,7 @@ class PrefillConfig:
     transports: tuple[str, ...] = ("grpc",)
     """Transports this worker may use, best first: nixl (extra nixl) and grpc."""
     require_transport: str = ""
-    """Use only this transport and do not start without it; empty takes all that work."""
+    """Use only this transport: no start without it, no handoff that it cannot carry; empty: all."""
     faults: tuple[str, ...] = ()
     """Exercise only: faults made on purpose in transfers of KV, as kill@ack=0.01, seed=7. Kinds are
     drop, delay:SECONDS, duplicate, corrupt, truncate and kill; moments are hello, grant, first,

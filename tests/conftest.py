@@ -1,11 +1,16 @@
 """Fixtures that every test directory shares."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+if not Path("/dev/nvidiactl").exists():
+    # Read when Triton is first imported: without a GPU its interpreter runs the kernels.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from tests.support.redis_server import redis_url  # noqa: F401  a fixture
 from tests.support.thread_guard import no_thread_left

@@ -8,6 +8,7 @@ from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.sizing import CacheSize, size_cache
 from shared.kv.slab import Slab
 from shared.model.weights import LoadedModel
+from shared.transport.probe_ground import SPARE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ def allocate(config: DecodeConfig, loaded: LoadedModel) -> WorkerMemory:
         device=config.device,
         poison=config.poison,
     )
-    slab = Slab(config.slab_bytes)
+    slab = Slab(config.slab_bytes, spare_bytes=SPARE_BYTES)
     longest = model.config.max_position
     capacity = Capacity(
         identity=model.identity(config.model_name or loaded.name),

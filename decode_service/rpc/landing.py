@@ -13,6 +13,9 @@ from shared.transport.choice import ChosenTransports, open_transports
 from shared.transport.grpc_receiver import add_transfer_service
 from shared.transport.hello import Peer
 from shared.transport.nixl_receiver import NixlReceiver, add_nixl_service
+from shared.transport.probe_ground import ProbeGround
+from shared.transport.probe_service import add_probe_service
+from shared.transport.probe_switch import ProbedLanding, ProbedWriter
 
 
 class LandingGround:
@@ -22,18 +25,31 @@ class LandingGround:
         wanted: names of transports, best first.
         required: use only this one; empty: all that are wanted.
         table: who holds which lease.
-        slab: where bytes land; it must outlive this.
+        slab: where bytes land, with room for canaries behind it; it must outlive this.
+        incarnation: of this process.
 
     Raises:
         ConfigError: a name is unknown, or the required or every wanted one does not work here.
     """
 
     def __init__(
-        self, wanted: Sequence[str], *, required: str, table: ReservationTable, slab: Slab
+        self,
+        wanted: Sequence[str],
+        *,
+        required: str,
+        table: ReservationTable,
+        slab: Slab,
+        incarnation: str,
     ) -> None:
-        self._table = table
+        self.probes = ProbeGround(
+            memoryview(slab.memory)[slab.total_bytes :],
+            offset=slab.total_bytes,
+            incarnation=incarnation,
+        )
+        self._writer = ProbedWriter(table, self.probes)
+        landing = ProbedLanding(SlabLanding(table, slab), self.probes)
         known: Registry[Callable[[], NixlReceiver | None]] = Registry("transport")
-        known.register(nixl_wire.NAME, lambda: NixlReceiver(slab.memory, SlabLanding(table, slab)))
+        known.register(nixl_wire.NAME, lambda: NixlReceiver(slab.memory, landing))
         known.register(grpc_stream.NAME, lambda: None)  # frames need nothing but the server
         self.chosen: ChosenTransports[NixlReceiver | None] = open_transports(
             wanted, required=required, open_one=lambda name: known.get(name)()
@@ -46,10 +62,11 @@ class LandingGround:
             add_nixl_service(server, receiver)
         add_transfer_service(
             server,
-            writer=self._table,
+            writer=self._writer,
             own=own,
             direct=[receiver.offer for receiver in self._direct],
         )
+        add_probe_service(server, self.probes)
 
     async def close(self) -> None:
         """Frees them, after the server stopped; twice is fine."""

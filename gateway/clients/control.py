@@ -8,6 +8,7 @@ from shared.discovery.card import WorkerCard
 from shared.errors import ConfigError
 from shared.rpc.channel_pool import ChannelPool
 from shared.wire.identity import identity_from_pb
+from shared.wire.place import pairs_from_pb, place_from_pb
 from shared.wire.worker import worker_role
 
 _TIMEOUT_S = 2.0
@@ -53,9 +54,8 @@ class ControlClient:
             faults=info.faults,
             device=info.device,
             methods_hash=info.methods_hash,
-            host=info.host,
-            gpu=info.gpu,
-            nvlink_peers=tuple(info.nvlink_peers),
+            place=place_from_pb(info.place),
+            pairs=pairs_from_pb(load.pairs),
         )
 
     async def drain(self, address: str) -> int:

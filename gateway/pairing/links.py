@@ -3,6 +3,7 @@
 from enum import IntEnum
 
 from shared.discovery.card import WorkerCard
+from shared.types.topology import joined_by_nvlink, same_machine
 
 _PEER_COPIES = frozenset({"nixl"})
 """Transports that copy from GPU to GPU; the others pass through the hosts' memory."""
@@ -12,7 +13,7 @@ class Link(IntEnum):
     """The path of KV from a prefill worker to a decode worker; a larger one is faster."""
 
     NONE = 0
-    """They have no transport in common."""
+    """They have no transport in common, or the prefill worker can use none of them."""
     NETWORK = 1
     """Two machines, or nobody knows."""
     MACHINE = 2
@@ -29,18 +30,20 @@ class Link(IntEnum):
 
 
 def link_between(prefill: WorkerCard, decode: WorkerCard) -> Link:
-    """The fastest link that both cards allow."""
-    common = set(prefill.transports) & set(decode.transports)
+    """The fastest link that both cards allow, without what the prefill worker had to give up."""
+    common = set(prefill.transports) & set(decode.transports) - _rejected(prefill, decode)
     if not common and prefill.transports and decode.transports:
         return Link.NONE
-    if not prefill.host or prefill.host != decode.host:
+    if not same_machine(prefill.place, decode.place):
         return Link.NETWORK
-    if common & _PEER_COPIES and _joined(prefill, decode):
+    if common & _PEER_COPIES and joined_by_nvlink(prefill.place, decode.place):
         return Link.NVLINK
     return Link.MACHINE
 
 
-def _joined(prefill: WorkerCard, decode: WorkerCard) -> bool:
-    if not prefill.gpu or not decode.gpu:
-        return False
-    return prefill.gpu == decode.gpu or decode.gpu in prefill.nvlink_peers
+def _rejected(prefill: WorkerCard, decode: WorkerCard) -> set[str]:
+    return {
+        pair.transport
+        for pair in prefill.pairs
+        if pair.rejected and pair.worker_id == decode.worker_id
+    }

@@ -24,6 +24,7 @@ from shared.errors import (
     UnreachableError,
 )
 from shared.transport.base import TransferStats
+from shared.transport.paired import NO_TRANSPORT
 from shared.types.handoff import HandoffKey
 
 FIRST_BACKOFF_S = 0.02
@@ -180,6 +181,8 @@ class Courier:
                 "stopped; retry when one is back",
                 code="no_decode_worker",
             )
+        if error is not None and error.error_code == NO_TRANSPORT:
+            return error  # names transports and reasons, no addresses
         code = "none" if error is None else error.error_code
         return HandoffError(
             f"the KV cache could not be delivered to any decode worker (last failure: {code}): "

@@ -25,6 +25,7 @@ from shared.errors import (
     UnavailableError,
 )
 from shared.types.handoff import HandoffKey
+from shared.types.pair_state import PairState
 
 REAP_SECONDS = 0.25
 """How often leases are looked at, at most."""
@@ -59,6 +60,8 @@ class EngineLoad:
     """Holds that ended by their lease, since the start."""
     tokens_per_second: float
     """Recent speed."""
+    pairs: tuple[PairState, ...] = ()
+    """How the transports to decode workers fare."""
 
 
 class PrefillEngine:
@@ -158,6 +161,7 @@ class PrefillEngine:
             active_bytes=services.held.active_bytes,
             expired_holds=services.held.expired_total,
             tokens_per_second=services.speed.tokens_per_second,
+            pairs=services.links.pairs.states(),
         )
 
     @property

@@ -43,6 +43,7 @@ class CardPublisher:
                 draining=load.draining,
                 queued_tokens=load.queued_tokens,
                 running=load.running_requests,
+                pairs=load.pairs,
             )
         )
 

@@ -1,7 +1,7 @@
 """One try to get a KV cache to one decode worker: reserve, push, commit, or abort."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -16,8 +16,8 @@ from shared.errors import (
     TandemError,
     TransportError,
 )
-from shared.transport.base import Grant, KvSender, KvTransport, TransferStats
-from shared.transport.registry import choose_transport
+from shared.transport.base import Grant, KvSender, TransferStats
+from shared.transport.paired import PairedTransports
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
 from shared.types.kv_manifest import KvManifest
 
@@ -83,8 +83,8 @@ class Links:
 
     peer: DecodePeer
     """Control calls."""
-    transports: Mapping[str, KvTransport]
-    """Data lanes that may be used, by name."""
+    pairs: PairedTransports
+    """Data lanes, and which of them to use for whom."""
 
 
 class Delivery:
@@ -128,18 +128,30 @@ class Delivery:
         """Sends every range of the slab as it becomes final, and seals.
 
         Raises:
-            HandoffError: no transport in common, or the bytes did not arrive.
+            HandoffError: no transport may be used, or the bytes did not arrive.
         """
-        grant = self._granted()
-        self.transport = choose_transport(tuple(self._links.transports), grant.transports)
-        self._sender = self._links.transports[self.transport].sender()
-        await self._sender.open(address=self.target.address, grant=grant)
-        self.machine.advance(HandoffState.STREAMING)
-        async for offset, length in slab.ranges():
-            await self._in_lease(self._sender.write(offset, slab.view(offset, length)), grant)
-        stats = await self._in_lease(self._sender.seal(), grant)
+        grant, address = self._granted(), self.target.address
+        pairs = self._links.pairs
+        transport = await pairs.choose(
+            worker_id=self.target.worker_id, address=address, grant=grant
+        )
+        self.transport = transport.name
+        try:
+            stats = await self._send(slab, sender=transport.sender(), grant=grant)
+        except TandemError as error:
+            pairs.lost(address=address, grant=grant, transport=self.transport, error=error)
+            raise
+        pairs.delivered(address=address, grant=grant, transport=self.transport)
         self.machine.advance(HandoffState.SEALED)
         return stats
+
+    async def _send(self, slab: HostSlab, *, sender: KvSender, grant: Grant) -> TransferStats:
+        self._sender = sender
+        await sender.open(address=self.target.address, grant=grant)
+        self.machine.advance(HandoffState.STREAMING)
+        async for offset, length in slab.ranges():
+            await self._in_lease(sender.write(offset, slab.view(offset, length)), grant)
+        return await self._in_lease(sender.seal(), grant)
 
     async def commit(self, manifest: KvManifest, *, prompt_token_ids: tuple[int, ...]) -> None:
         """Hands the landed cache over.

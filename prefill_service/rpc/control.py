@@ -10,6 +10,7 @@ import grpc.aio
 from prefill_service.engine.engine import PrefillEngine
 from protos.tandem.v1 import control_pb2, control_pb2_grpc
 from shared.types.worker_info import WorkerInfo
+from shared.wire.place import pairs_to_pb
 from shared.wire.worker import worker_info_to_pb
 
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
@@ -58,6 +59,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             stalled_seconds=load.stalled_seconds,
             held_handoffs=load.held_handoffs,
             tokens_per_second=load.tokens_per_second,
+            pairs=pairs_to_pb(load.pairs),
         )
 
     async def Drain(

@@ -1,11 +1,14 @@
 """The capability card: what a worker says of itself to those that may send it work."""
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from itertools import islice
 from typing import Any
 
 from shared.errors import ConfigError
 from shared.types.model_identity import ModelIdentity
+from shared.types.pair_state import MAX_PAIR_STATES, PairState
+from shared.types.topology import Topology, place_names, place_text
 from shared.types.worker_info import WorkerInfo
 
 
@@ -45,12 +48,10 @@ class WorkerCard:
     """cpu, cuda:0 and so on."""
     methods_hash: str = ""
     """Changes with the pruning and page selection of its profile; empty when it is not told."""
-    host: str = ""
-    """Boot id of its machine; empty when it is not known."""
-    gpu: str = ""
-    """UUID of its GPU; empty without one."""
-    nvlink_peers: tuple[str, ...] = ()
-    """UUIDs of the GPUs that NVLink joins with its own, as far as its transports know."""
+    place: Topology = field(default_factory=Topology)
+    """Where its memory is."""
+    pairs: tuple[PairState, ...] = ()
+    """What a prefill worker knows of its transports to decode workers."""
 
     @classmethod
     def of(cls, info: WorkerInfo, *, address: str) -> "WorkerCard":
@@ -67,9 +68,7 @@ class WorkerCard:
             faults=info.faults,
             device=info.device,
             methods_hash=info.methods_hash,
-            host=info.topology.host,
-            gpu=info.topology.gpu,
-            nvlink_peers=info.topology.nvlink_peers,
+            place=info.topology,
         )
 
     def to_json(self) -> str:
@@ -87,8 +86,13 @@ class WorkerCard:
             raw = json.loads(text)
             values = _known_values(cls, raw)
             values["model"] = ModelIdentity(**_known_values(ModelIdentity, raw["model"]))
-            for names in ("transports", "rejected_transports", "nvlink_peers"):
+            for names in ("transports", "rejected_transports"):
                 values[names] = tuple(str(name) for name in values.get(names, ()))
+            values["place"] = _place(raw.get("place", {}))
+            values["pairs"] = tuple(
+                PairState(**_known_values(PairState, pair))
+                for pair in islice(raw.get("pairs", ()), MAX_PAIR_STATES)
+            )
             return cls(**values)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
@@ -97,19 +101,33 @@ class WorkerCard:
             ) from error
 
 
+def _place(raw: Any) -> Topology:  # noqa: ANN401  parsed JSON is anything
+    """A place; a worker that tells none, or something else, is one whose place is not known."""
+    if not isinstance(raw, dict):
+        return Topology()
+    values: dict[str, Any] = {}
+    for known in fields(Topology):
+        value = raw.get(known.name)
+        if known.type is str:
+            values[known.name] = place_text(value)
+        elif isinstance(value, list):
+            values[known.name] = place_names(value)
+    return Topology(**values)
+
+
 def _known_values(
-    cls: type[WorkerCard] | type[ModelIdentity],
+    cls: type[WorkerCard] | type[ModelIdentity] | type[PairState],
     raw: Any,  # noqa: ANN401  parsed JSON is anything
 ) -> dict[str, Any]:
     """The fields of `cls` found in `raw`, with simple types checked."""
     values: dict[str, Any] = {}
-    for field in fields(cls):
-        if field.name not in raw:
-            if field.default is MISSING:
-                raise KeyError(field.name)
+    for known in fields(cls):
+        if known.name not in raw:
+            if known.default is MISSING and known.default_factory is MISSING:
+                raise KeyError(known.name)
             continue
-        value = raw[field.name]
-        if field.type in {str, int, bool} and type(value) is not field.type:
-            raise TypeError(f"{field.name} is {value!r}")
-        values[field.name] = value
+        value = raw[known.name]
+        if known.type in {str, int, bool, float} and type(value) is not known.type:
+            raise TypeError(f"{known.name} is {value!r}")
+        values[known.name] = value
     return values

@@ -39,13 +39,15 @@ class Slab:
 
     Args:
         nbytes: size of the buffer.
+        spare_bytes: bytes of `memory` behind it, which are never granted.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, spare_bytes: int = 0) -> None:
         if nbytes < 1:
             raise ConfigError(f"the landing slab needs at least one byte, not {nbytes}: raise it")
         self.total_bytes = aligned(nbytes)
-        self.memory = mmap.mmap(-1, self.total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        size = self.total_bytes + spare_bytes
+        self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._bytes = memoryview(self.memory)
         self._gaps: list[tuple[int, int]] = [(0, self.total_bytes)]
         self._held: dict[int, _Held] = {}

@@ -1,6 +1,6 @@
 """The admin port of every role: metrics and health, for machines and operators."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -36,9 +36,12 @@ def metrics_response(registry: CollectorRegistry, *, accept: str) -> Response:
     return Response(encoder(registry), headers={"content-type": content_type})
 
 
-def readiness_response(readiness: Readiness) -> JSONResponse:
-    """200 or 503 with phase, progress and detail."""
+def readiness_response(
+    readiness: Readiness, *, facts: Mapping[str, object] | None = None
+) -> JSONResponse:
+    """200 or 503 with phase, progress and detail, and what a role tells beside them."""
     body = {
+        **(facts or {}),
         "status": "ready" if readiness.ready else "not_ready",
         "phase": readiness.phase,
         "progress": readiness.progress,
@@ -59,6 +62,7 @@ def admin_app(
     readiness: Callable[[], Readiness],
     alive: Callable[[], bool],
     refresh: Callable[[], None] | None = None,
+    facts: Callable[[], Mapping[str, object]] | None = None,
     more: Sequence[Route] = (),
 ) -> Starlette:
     """The admin application.
@@ -68,6 +72,7 @@ def admin_app(
         readiness: asked by /health/ready.
         alive: asked by /health/live; False when the engine has work and makes no progress.
         refresh: called before /metrics, to set gauges that are read rather than counted.
+        facts: told by /health/ready beside readiness.
         more: what a role has beside.
     """
 
@@ -80,7 +85,7 @@ def admin_app(
         return liveness_response(alive=alive())
 
     async def ready(_request: Request) -> Response:
-        return readiness_response(readiness())
+        return readiness_response(readiness(), facts=None if facts is None else facts())
 
     return Starlette(
         routes=[
@@ -102,8 +107,16 @@ def admin_server(  # noqa: PLR0913  what the pages show, and where
     readiness: Callable[[], Readiness],
     alive: Callable[[], bool],
     refresh: Callable[[], None] | None = None,
+    facts: Callable[[], Mapping[str, object]] | None = None,
     more: Sequence[Route] = (),
 ) -> HttpServer:
     """The admin server of a role; `await .start()`, then read `.address`."""
-    app = admin_app(registry=registry, readiness=readiness, alive=alive, refresh=refresh, more=more)
+    app = admin_app(
+        registry=registry,
+        readiness=readiness,
+        alive=alive,
+        refresh=refresh,
+        facts=facts,
+        more=more,
+    )
     return HttpServer(app, host=host, port=port)

@@ -265,6 +265,37 @@ class TransferMetrics(HandoffFailureMetrics):
         )
 
 
+class PairMetrics:
+    """Fed by the sending side of the KV handoff: how its transports fare with decode workers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.canaries = Counter(
+            "tandem_transport_canaries",
+            "Trial transfers of 1 MiB to decode workers",
+            ["transport", "outcome"],
+            registry=registry,
+        )
+        self.canary_gbps = Histogram(
+            "tandem_transport_canary_gbps",
+            "Speed of a trial transfer that arrived, in gigabytes per second",
+            ["transport"],
+            buckets=GBPS_BUCKETS,
+            registry=registry,
+        )
+        self.fallbacks = Counter(
+            "tandem_transport_fallbacks",
+            "Handoffs that could not take this transport and went by a later one",
+            ["transport", "reason"],
+            registry=registry,
+        )
+        self.rejected_pairs = Gauge(
+            "tandem_transport_rejected_pairs",
+            "Decode workers that this transport is not used to now",
+            ["transport", "reason"],
+            registry=registry,
+        )
+
+
 class DecodeMetrics(GrammarMetrics):
     """Fed by the decode service."""
 

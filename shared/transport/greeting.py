@@ -13,6 +13,7 @@ from shared.rpc.status import error_from_rpc
 from shared.transport.base import Grant
 from shared.transport.hello import Peer, check_peer
 from shared.wire.identity import identity_from_pb, identity_to_pb
+from shared.wire.place import place_to_pb
 
 CONNECT_SECONDS = 3.0
 """Longest wait for a peer that does not answer."""
@@ -37,7 +38,10 @@ async def say_hello(
         response_deserializer=transfer_pb2.HelloResponse.FromString,
     )
     request = transfer_pb2.HelloRequest(
-        protocol=own.protocol, model=identity_to_pb(own.model), incarnation=own.incarnation
+        protocol=own.protocol,
+        model=identity_to_pb(own.model),
+        incarnation=own.incarnation,
+        place=place_to_pb(own.place),
     )
     try:
         answer = await hello(request, timeout=CONNECT_SECONDS, wait_for_ready=True)

@@ -16,6 +16,7 @@ from shared.transport.greeting import token_of
 from shared.transport.hello import DirectOffer, Peer, check_peer
 from shared.wire.errors import error_to_pb
 from shared.wire.identity import identity_from_pb, identity_to_pb
+from shared.wire.place import place_to_pb
 
 SERVICE_NAME = transfer_pb2.DESCRIPTOR.services_by_name["TransferService"].full_name
 """Full name of the service, for health and reflection."""
@@ -70,6 +71,7 @@ class TransferReceiver:
                 transfer_pb2.DirectTransport(name=offer.name, fingerprint=offer.fingerprint)
                 for offer in self._direct
             ],
+            place=place_to_pb(self._own.place),
         )
 
     async def push(self, _requests: object, context: _PushContext) -> None:

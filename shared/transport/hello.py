@@ -1,10 +1,11 @@
 """The question both ends ask before bytes move: do we speak of the same cache?"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.errors import TransportError
 from shared.transport.frames import PROTOCOL_VERSION
 from shared.types.model_identity import ModelIdentity
+from shared.types.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,8 @@ class Peer:
     """Fresh for every process."""
     protocol: int = PROTOCOL_VERSION
     """Version of its frame format."""
+    place: Topology = field(default_factory=Topology)
+    """Where its memory is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

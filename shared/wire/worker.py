@@ -3,6 +3,7 @@
 from protos.tandem.v1 import control_pb2
 from shared.types.worker_info import WorkerInfo
 from shared.wire.identity import identity_to_pb
+from shared.wire.place import place_to_pb
 
 _ROLES = {"prefill": control_pb2.ROLE_PREFILL, "decode": control_pb2.ROLE_DECODE}
 _ROLES_BACK = {value: name for name, value in _ROLES.items()}
@@ -26,9 +27,7 @@ def worker_info_to_pb(info: WorkerInfo) -> control_pb2.GetInfoResponse:
         faults=info.faults,
         profile=info.profile,
         methods_hash=info.methods_hash,
-        host=info.topology.host,
-        gpu=info.topology.gpu,
-        nvlink_peers=info.topology.nvlink_peers,
+        place=place_to_pb(info.topology),
     )
 
 

@@ -87,6 +87,10 @@ TABLE: dict[str, dict[str, Metric]] = {
         "kv_transfer_gbps": histogram(GBPS, "transport"),
         "transport_info": gauge("transport"),
         "transport_rejected": gauge("transport", "reason"),
+        "transport_rejected_pairs": gauge("transport", "reason"),
+        "transport_canaries_total": counter("transport", "outcome"),
+        "transport_canary_gbps": histogram(GBPS, "transport"),
+        "transport_fallbacks_total": counter("transport", "reason"),
         "transfer_failures_total": counter("reason"),
         "transfer_faults_total": counter("fault", "moment"),
         "engine_last_step_age_seconds": gauge(),
@@ -124,7 +128,11 @@ LABEL_VALUES = {
         *("decode_queue", "first_decode", "stream"),
         *("queue", "decode"),  # of disconnects
     },
-    "outcome": {"ok", "error", "cancelled"},
+    "outcome": {
+        *("ok", "error", "cancelled"),
+        *("arrived", "no_room", "not_known"),  # of canaries
+        *("canary_failed", "canary_damaged", "canary_too_slow"),
+    },
     "slo": {"ttft", "tpot", "goodput"},
     "over": {"mean", "least"},
     "role": {"gateway", "prefill", "decode"},

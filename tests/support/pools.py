@@ -138,7 +138,7 @@ def break_transfers(worker: Worker, orders: Orders) -> None:
     """Puts faults into every transport of a worker that runs."""
     parts = worker.app._parts
     assert parts is not None
-    for counted in parts.transports.values():
+    for counted in parts.lanes.chosen.opened.values():
         counted._inner = FaultyTransport(counted._inner, orders, on_fault=orders.happened)
 
 

@@ -20,8 +20,12 @@ from shared.transport.grpc_receiver import SERVICE_NAME, add_transfer_service
 from shared.transport.hello import Peer
 from shared.transport.nixl_library import load_nixl
 from shared.transport.nixl_receiver import NixlReceiver, add_nixl_service
+from shared.transport.probe_ground import SPARE_BYTES, ProbeGround
+from shared.transport.probe_service import add_probe_service
+from shared.transport.probe_switch import ProbedLanding, ProbedWriter
 from shared.transport.registry import transport_registry
 from shared.types.model_identity import ModelIdentity
+from shared.types.topology import Topology
 
 COPYING = ("loopback", "grpc")
 """Transports whose receiver copies each chunk, and can refuse it."""
@@ -112,6 +116,7 @@ class Receiver:
     transport: KvTransport
     server: RpcServer | None = None
     direct: NixlReceiver | None = None
+    probes: ProbeGround | None = None
 
     def grant(self, nbytes: int, *, lease_ms: int = 30_000) -> tuple[SlabLease, Grant]:
         lease = self.slab.reserve(nbytes)
@@ -130,22 +135,34 @@ class Receiver:
 
 @asynccontextmanager
 async def receiver(
-    name: str, *, slab_bytes: int = 2**20, sender_model: ModelIdentity = MODEL
+    name: str,
+    *,
+    slab_bytes: int = 2**20,
+    sender_model: ModelIdentity = MODEL,
+    place: Topology | None = None,
 ) -> AsyncIterator[Receiver]:
     """A receiver and a transport of the given name that reaches it."""
-    slab = Slab(slab_bytes)
+    slab = Slab(slab_bytes, spare_bytes=SPARE_BYTES)
+    probes = ProbeGround(
+        memoryview(slab.memory)[slab.total_bytes :],
+        offset=slab.total_bytes,
+        incarnation=INCARNATION,
+    )
     writer = RecordingWriter(slab)
     server: RpcServer | None = None
     address = "here"
     direct: NixlReceiver | None = None
     if name != "loopback":
         server = build_server(host="127.0.0.1", port=0, service_names=[SERVICE_NAME])
-        own = Peer(model=MODEL, incarnation=INCARNATION)
+        own = Peer(model=MODEL, incarnation=INCARNATION, place=place or Topology())
         if name == "nixl":
-            direct = NixlReceiver(slab.memory, writer)
+            direct = NixlReceiver(slab.memory, ProbedLanding(writer, probes))
             add_nixl_service(server.server, direct)
         offers = [] if direct is None else [direct.offer]
-        add_transfer_service(server.server, writer=writer, own=own, direct=offers)
+        add_transfer_service(
+            server.server, writer=ProbedWriter(writer, probes), own=own, direct=offers
+        )
+        add_probe_service(server.server, probes)
         await server.start()
         address = server.address
     endpoint = LocalEndpoint(writer=writer, model=MODEL, incarnation=INCARNATION)
@@ -154,7 +171,7 @@ async def receiver(
     )
     transport = transport_registry().get(name)(context)
     try:
-        yield Receiver(slab, writer, address, transport, server, direct)
+        yield Receiver(slab, writer, address, transport, server, direct, probes)
     finally:
         await transport.close()
         if server is not None:

@@ -1,6 +1,8 @@
 """A worker card with a value of its own in every field."""
 
 from shared.discovery.card import WorkerCard
+from shared.types.pair_state import PairState
+from shared.types.topology import Topology
 from tests.support.transfer_parts import MODEL
 
 CARD = WorkerCard(
@@ -16,7 +18,17 @@ CARD = WorkerCard(
     free_pages=3,
     transports=("nixl", "grpc"),
     device="cuda:0",
-    host="b00t",
-    gpu="g0",
-    nvlink_peers=("g1", "g2"),
+    place=Topology(
+        host="b00t",
+        pid_namespace="4026531836",
+        gpu="g0",
+        nvlink_peers=("g1", "g2"),
+        p2p_peers=("g1", "g2", "g3"),
+        gpus=("g0", "g1", "g2", "g3"),
+        gpu_note="none",
+    ),
+    pairs=(
+        PairState(worker_id="d0", transport="nixl", rejected="pid_namespace", reason="apart"),
+        PairState(worker_id="d0", transport="grpc", gbps=1.5),
+    ),
 )

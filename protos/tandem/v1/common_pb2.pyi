@@ -949,3 +949,59 @@ class ColumnRanges(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ColumnRanges: _TypeAlias = ColumnRanges  # noqa: Y015
+
+@_typing.final
+class Place(_message.Message):
+    """Where a worker's memory is, so that others can tell how near they are to it. What it does not know is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PID_NAMESPACE_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    NVLINK_PEERS_FIELD_NUMBER: _builtins.int
+    P2P_PEERS_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    GPU_NOTE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Version of the meaning of this message, 1; whoever knows another one takes the place as unknown."""
+    host: _builtins.str
+    """Boot id of its machine: workers with the same one share that machine's memory."""
+    pid_namespace: _builtins.str
+    """Inode of its pid namespace: processes of one can open each other's memory."""
+    gpu: _builtins.str
+    """UUID of its GPU."""
+    gpu_note: _builtins.str
+    """Why nothing is known of GPUs."""
+    @_builtins.property
+    def nvlink_peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """UUIDs of the GPUs that NVLink joins with its own."""
+
+    @_builtins.property
+    def p2p_peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """UUIDs of the GPUs that read and write its own one's memory directly, by NVLink or PCIe."""
+
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """UUIDs of all GPUs that the machine's driver shows it."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        host: _builtins.str = ...,
+        pid_namespace: _builtins.str = ...,
+        gpu: _builtins.str = ...,
+        nvlink_peers: _abc.Iterable[_builtins.str] | None = ...,
+        p2p_peers: _abc.Iterable[_builtins.str] | None = ...,
+        gpus: _abc.Iterable[_builtins.str] | None = ...,
+        gpu_note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "gpu_note", b"gpu_note", "gpus", b"gpus", "host", b"host", "nvlink_peers", b"nvlink_peers", "p2p_peers", b"p2p_peers", "pid_namespace", b"pid_namespace", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Place: _TypeAlias = Place  # noqa: Y015

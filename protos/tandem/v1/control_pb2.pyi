@@ -83,12 +83,10 @@ class GetInfoResponse(_message.Message):
     REJECTED_BACKENDS_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
-    HOST_FIELD_NUMBER: _builtins.int
-    GPU_FIELD_NUMBER: _builtins.int
-    NVLINK_PEERS_FIELD_NUMBER: _builtins.int
     METHODS_HASH_FIELD_NUMBER: _builtins.int
     REJECTED_TRANSPORTS_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id."""
     incarnation: _builtins.str
@@ -105,10 +103,6 @@ class GetInfoResponse(_message.Message):
     """Attention backend in use."""
     profile: _builtins.str
     """Model profile in use and whether it is calibrated, for example `paper (not calibrated)`."""
-    host: _builtins.str
-    """Boot id of its machine; empty when it does not know."""
-    gpu: _builtins.str
-    """UUID of its GPU; empty without one."""
     methods_hash: _builtins.str
     """Changes with the pruning and the page selection that requests get when they ask for nothing else."""
     faults: _builtins.str
@@ -130,12 +124,12 @@ class GetInfoResponse(_message.Message):
         """Transports, best first."""
 
     @_builtins.property
-    def nvlink_peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs of the GPUs that NVLink joins with its own, as far as its transports know."""
-
-    @_builtins.property
     def rejected_transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Every transport that its settings name and that does not work there, as `name: reason`."""
+
+    @_builtins.property
+    def place(self) -> _common_pb2.Place:
+        """Where its memory is."""
 
     def __init__(
         self,
@@ -152,16 +146,14 @@ class GetInfoResponse(_message.Message):
         rejected_backends: _abc.Iterable[_builtins.str] | None = ...,
         transports: _abc.Iterable[_builtins.str] | None = ...,
         profile: _builtins.str = ...,
-        host: _builtins.str = ...,
-        gpu: _builtins.str = ...,
-        nvlink_peers: _abc.Iterable[_builtins.str] | None = ...,
         methods_hash: _builtins.str = ...,
         rejected_transports: _abc.Iterable[_builtins.str] | None = ...,
         faults: _builtins.str = ...,
+        place: _common_pb2.Place | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "faults", b"faults", "gpu", b"gpu", "host", b"host", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "methods_hash", b"methods_hash", "model", b"model", "nvlink_peers", b"nvlink_peers", "profile", b"profile", "rejected_backends", b"rejected_backends", "rejected_transports", b"rejected_transports", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "capabilities", b"capabilities", "device", b"device", "faults", b"faults", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "methods_hash", b"methods_hash", "model", b"model", "place", b"place", "profile", b"profile", "rejected_backends", b"rejected_backends", "rejected_transports", b"rejected_transports", "role", b"role", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,6 +195,7 @@ class GetLoadResponse(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_BATCH_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     """True after Drain."""
     queued_requests: _builtins.int
@@ -231,6 +224,10 @@ class GetLoadResponse(_message.Message):
     """
     max_batch: _builtins.int
     """Sequences that one decode step holds at most."""
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PairState]:
+        """How KV goes to decode workers, one entry a worker and transport; the latest 64."""
+
     def __init__(
         self,
         *,
@@ -247,14 +244,53 @@ class GetLoadResponse(_message.Message):
         tokens_per_second: _builtins.float = ...,
         kv_tokens: _builtins.int = ...,
         max_batch: _builtins.int = ...,
+        pairs: _abc.Iterable[Global___PairState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_pages", b"free_pages", "free_slab_bytes", b"free_slab_bytes", "held_handoffs", b"held_handoffs", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests", "stalled_seconds", b"stalled_seconds", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "total_slab_bytes", b"total_slab_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_pages", b"free_pages", "free_slab_bytes", b"free_slab_bytes", "held_handoffs", b"held_handoffs", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "pairs", b"pairs", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests", "stalled_seconds", b"stalled_seconds", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "total_slab_bytes", b"total_slab_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
+
+@_typing.final
+class PairState(_message.Message):
+    """What a prefill worker knows of one transport to one decode worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    GBPS_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """The decode worker."""
+    transport: _builtins.str
+    """The transport."""
+    gbps: _builtins.float
+    """Speed of the last canary, in gigabytes per second; 0 when none has flown."""
+    rejected: _builtins.str
+    """Why it is not used, as one word; empty when it may be."""
+    reason: _builtins.str
+    """The same as a sentence."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        transport: _builtins.str = ...,
+        gbps: _builtins.float = ...,
+        rejected: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gbps", b"gbps", "reason", b"reason", "rejected", b"rejected", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PairState: _TypeAlias = PairState  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -28,6 +28,7 @@ class HelloRequest(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Version of the frame format."""
     incarnation: _builtins.str
@@ -36,16 +37,21 @@ class HelloRequest(_message.Message):
     def model(self) -> _common_pb2.ModelIdentity:
         """The caller's model."""
 
+    @_builtins.property
+    def place(self) -> _common_pb2.Place:
+        """Where the caller's memory is."""
+
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         model: _common_pb2.ModelIdentity | None = ...,
         incarnation: _builtins.str = ...,
+        place: _common_pb2.Place | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "model", b"model", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "model", b"model", "place", b"place", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -63,6 +69,7 @@ class HelloResponse(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     DIRECT_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Version of the frame format."""
     incarnation: _builtins.str
@@ -79,6 +86,10 @@ class HelloResponse(_message.Message):
     def direct(self) -> _containers.RepeatedCompositeFieldContainer[Global___DirectTransport]:
         """Transports that write into the slab directly."""
 
+    @_builtins.property
+    def place(self) -> _common_pb2.Place:
+        """Where the worker's memory is."""
+
     def __init__(
         self,
         *,
@@ -88,10 +99,11 @@ class HelloResponse(_message.Message):
         credits: _builtins.int = ...,
         max_chunk_bytes: _builtins.int = ...,
         direct: _abc.Iterable[Global___DirectTransport] | None = ...,
+        place: _common_pb2.Place | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "direct", b"direct", "incarnation", b"incarnation", "max_chunk_bytes", b"max_chunk_bytes", "model", b"model", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "direct", b"direct", "incarnation", b"incarnation", "max_chunk_bytes", b"max_chunk_bytes", "model", b"model", "place", b"place", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -510,3 +522,115 @@ class LaneDone(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LaneDone: _TypeAlias = LaneDone  # noqa: Y015
+
+@_typing.final
+class OpenProbeRequest(_message.Message):
+    """Asks for room for a canary."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LENGTH_FIELD_NUMBER: _builtins.int
+    length: _builtins.int
+    """Its bytes, at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenProbeRequest: _TypeAlias = OpenProbeRequest  # noqa: Y015
+
+@_typing.final
+class OpenProbeResponse(_message.Message):
+    """Room for a canary."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    """A slot that no handoff has."""
+    generation: _builtins.int
+    """Its generation."""
+    lease_ms: _builtins.int
+    """How long it is kept, in milliseconds; every chunk and every heartbeat renews it."""
+    incarnation: _builtins.str
+    """Incarnation of the worker."""
+    token: _builtins.bytes
+    """Proves the right to this room."""
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "lease_ms", b"lease_ms", "slot", b"slot", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenProbeResponse: _TypeAlias = OpenProbeResponse  # noqa: Y015
+
+@_typing.final
+class CloseProbeRequest(_message.Message):
+    """Ends a canary."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    """Its slot."""
+    generation: _builtins.int
+    """Its generation."""
+    token: _builtins.bytes
+    """Token of its room."""
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "slot", b"slot", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseProbeRequest: _TypeAlias = CloseProbeRequest  # noqa: Y015
+
+@_typing.final
+class CloseProbeResponse(_message.Message):
+    """What of a canary landed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CRC32_FIELD_NUMBER: _builtins.int
+    crc32: _builtins.int
+    """CRC-32 of the whole room."""
+    def __init__(
+        self,
+        *,
+        crc32: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseProbeResponse: _TypeAlias = CloseProbeResponse  # noqa: Y015

@@ -55,6 +55,16 @@ class TransferServiceStub:
                 request_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneRequest.SerializeToString,
                 response_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneResponse.FromString,
                 _registered_method=True)
+        self.OpenProbe = channel.unary_unary(
+                '/tandem.v1.TransferService/OpenProbe',
+                request_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.OpenProbeRequest.SerializeToString,
+                response_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.OpenProbeResponse.FromString,
+                _registered_method=True)
+        self.CloseProbe = channel.unary_unary(
+                '/tandem.v1.TransferService/CloseProbe',
+                request_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.CloseProbeRequest.SerializeToString,
+                response_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.CloseProbeResponse.FromString,
+                _registered_method=True)
 
 
 class TransferServiceServicer:
@@ -93,6 +103,20 @@ class TransferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenProbe(self, request, context):
+        """Grants room beside the slab for a canary: bytes that try a transport before a handoff depends on it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseProbe(self, request, context):
+        """Says what of a canary landed, and takes its room back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,6 +139,16 @@ def add_TransferServiceServicer_to_server(servicer, server):
                     servicer.Lane,
                     request_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneRequest.FromString,
                     response_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneResponse.SerializeToString,
+            ),
+            'OpenProbe': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenProbe,
+                    request_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.OpenProbeRequest.FromString,
+                    response_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.OpenProbeResponse.SerializeToString,
+            ),
+            'CloseProbe': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseProbe,
+                    request_deserializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.CloseProbeRequest.FromString,
+                    response_serializer=protos_dot_tandem_dot_v1_dot_transfer__pb2.CloseProbeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -226,6 +260,60 @@ class TransferService:
             '/tandem.v1.TransferService/Lane',
             protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneRequest.SerializeToString,
             protos_dot_tandem_dot_v1_dot_transfer__pb2.LaneResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenProbe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.TransferService/OpenProbe',
+            protos_dot_tandem_dot_v1_dot_transfer__pb2.OpenProbeRequest.SerializeToString,
+            protos_dot_tandem_dot_v1_dot_transfer__pb2.OpenProbeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseProbe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.TransferService/CloseProbe',
+            protos_dot_tandem_dot_v1_dot_transfer__pb2.CloseProbeRequest.SerializeToString,
+            protos_dot_tandem_dot_v1_dot_transfer__pb2.CloseProbeResponse.FromString,
             options,
             channel_credentials,
             insecure,

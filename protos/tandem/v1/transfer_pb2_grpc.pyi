@@ -48,6 +48,10 @@ class TransferServiceStub:
     """One handoff that is written directly: says where its lease lies, renews it, counts what landed and ends it. Its
     bytes do not travel here. A grant's token goes with the call, as with Push.
     """
+    OpenProbe: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.OpenProbeRequest, _transfer_pb2.OpenProbeResponse]
+    """Grants room beside the slab for a canary: bytes that try a transport before a handoff depends on it."""
+    CloseProbe: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.CloseProbeRequest, _transfer_pb2.CloseProbeResponse]
+    """Says what of a canary landed, and takes its room back."""
 
 @_typing.type_check_only
 class TransferServiceAsyncStub(TransferServiceStub):
@@ -69,6 +73,10 @@ class TransferServiceAsyncStub(TransferServiceStub):
     """One handoff that is written directly: says where its lease lies, renews it, counts what landed and ends it. Its
     bytes do not travel here. A grant's token goes with the call, as with Push.
     """
+    OpenProbe: _aio.UnaryUnaryMultiCallable[_transfer_pb2.OpenProbeRequest, _transfer_pb2.OpenProbeResponse]  # type: ignore[assignment]
+    """Grants room beside the slab for a canary: bytes that try a transport before a handoff depends on it."""
+    CloseProbe: _aio.UnaryUnaryMultiCallable[_transfer_pb2.CloseProbeRequest, _transfer_pb2.CloseProbeResponse]  # type: ignore[assignment]
+    """Says what of a canary landed, and takes its room back."""
 
 class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
     """Moves slabs over gRPC, and arranges the transports that write into a slab directly."""
@@ -111,5 +119,21 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         """One handoff that is written directly: says where its lease lies, renews it, counts what landed and ends it. Its
         bytes do not travel here. A grant's token goes with the call, as with Push.
         """
+
+    @_abc_1.abstractmethod
+    def OpenProbe(
+        self,
+        request: _transfer_pb2.OpenProbeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_transfer_pb2.OpenProbeResponse, _abc.Awaitable[_transfer_pb2.OpenProbeResponse]]:
+        """Grants room beside the slab for a canary: bytes that try a transport before a handoff depends on it."""
+
+    @_abc_1.abstractmethod
+    def CloseProbe(
+        self,
+        request: _transfer_pb2.CloseProbeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_transfer_pb2.CloseProbeResponse, _abc.Awaitable[_transfer_pb2.CloseProbeResponse]]:
+        """Says what of a canary landed, and takes its room back."""
 
 def add_TransferServiceServicer_to_server(servicer: TransferServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -12,19 +12,23 @@ from gateway.pairing.links import Link, link_between
 from gateway.pairing.pairs import MAX_LOOKED_AT, Ranked, choose_pair
 from gateway.workers import ChoicePolicy, Workers
 from shared.discovery.card import WorkerCard
+from shared.types.pair_state import PairState
+from shared.types.topology import Topology
 from tests.support.made_up_workers import MODEL, Cards, card
 
 BAND = 1_000
 
 
-def gpu_card(worker_id: str, gpu: int, **changes: object) -> WorkerCard:
+def gpu_card(worker_id: str, number: int, /, **changes: object) -> WorkerCard:
     """A worker on a machine whose GPUs 0-1 and 2-3 are joined."""
-    fields: dict[str, object] = {
+    place: dict[str, object] = {
         "host": "h",
-        "gpu": f"g{gpu}",
-        "nvlink_peers": (f"g{gpu ^ 1}",),
-        "transports": ("nixl", "grpc"),
+        "pid_namespace": "1",
+        "gpu": f"g{number}",
+        "nvlink_peers": (f"g{number ^ 1}",),
     }
+    place |= {name: changes.pop(name) for name in list(changes) if name in place}
+    fields: dict[str, object] = {"transports": ("nixl", "grpc"), "place": Topology(**place)}  # type: ignore[arg-type]
     return card(worker_id, **(fields | changes))
 
 
@@ -43,7 +47,7 @@ def test_links_are_what_both_cards_allow() -> None:
     assert link_between(p0, gpu_card("d0", 0, nvlink_peers=())) is Link.NVLINK
     assert link_between(p0, gpu_card("d2", 2)) is Link.MACHINE
     assert link_between(p0, gpu_card("d1", 1, host="other")) is Link.NETWORK
-    assert link_between(p0, dataclasses.replace(gpu_card("d1", 1), gpu="")) is Link.MACHINE
+    assert link_between(p0, gpu_card("d1", 1, gpu="")) is Link.MACHINE
 
 
 def test_nvlink_counts_only_with_a_transport_that_copies_over_it() -> None:
@@ -53,10 +57,29 @@ def test_nvlink_counts_only_with_a_transport_that_copies_over_it() -> None:
     assert link_between(p0, gpu_card("d1", 1, transports=("other",))) is Link.NONE
 
 
+def test_gpus_of_two_pid_namespaces_are_not_joined() -> None:
+    p0, d1 = gpu_card("p0", 0), gpu_card("d1", 1, pid_namespace="2")
+    assert link_between(p0, d1) is Link.MACHINE
+    assert link_between(p0, gpu_card("d1", 1, pid_namespace="")) is Link.NVLINK
+
+
+def test_a_transport_that_a_pair_had_to_give_up_joins_it_no_more() -> None:
+    lost = PairState(worker_id="d1", transport="nixl", rejected="canary_failed")
+    p0 = gpu_card("p0", 0, pairs=(lost,))
+    assert link_between(p0, gpu_card("d1", 1)) is Link.MACHINE
+    assert link_between(p0, gpu_card("d9", 1)) is Link.NVLINK
+    assert link_between(p0, gpu_card("d1", 1, transports=("nixl",))) is Link.NONE
+    fine = dataclasses.replace(lost, rejected="", gbps=300.0)
+    assert link_between(gpu_card("p0", 0, pairs=(fine,)), gpu_card("d1", 1)) is Link.NVLINK
+
+
 def test_cards_that_tell_nothing_are_on_the_network() -> None:
     assert link_between(card("p0"), card("d0")) is Link.NETWORK
-    assert link_between(card("p0", host="h"), card("d0")) is Link.NETWORK
-    assert link_between(card("p0", host="h"), card("d0", host="h")) is Link.MACHINE
+    assert link_between(card("p0", place=Topology(host="h")), card("d0")) is Link.NETWORK
+    assert (
+        link_between(card("p0", place=Topology(host="h")), card("d0", place=Topology(host="h")))
+        is Link.MACHINE
+    )
 
 
 def test_the_faster_link_wins_within_the_band() -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from shared.discovery.card import WorkerCard
 from shared.errors import ConfigError
+from shared.types.pair_state import MAX_PAIR_STATES
+from shared.types.topology import MAX_PLACE_GPUS, Topology
 from tests.support.worker_cards import CARD
 
 
@@ -36,7 +38,21 @@ def test_wrong_types_are_refused(changes: dict[str, object]) -> None:
 
 def test_a_card_of_an_older_worker_tells_no_place() -> None:
     raw = json.loads(CARD.to_json())
-    for name in ("host", "gpu", "nvlink_peers"):
-        del raw[name]
+    del raw["place"], raw["pairs"]
     old = WorkerCard.from_json(json.dumps(raw))
-    assert (old.host, old.gpu, old.nvlink_peers) == ("", "", ())
+    assert (old.place, old.pairs) == (Topology(), ())
+
+
+@pytest.mark.parametrize("place", [None, 1, "h", ["h"], {"host": 1, "gpus": "g", "gpu": "\n"}])
+def test_a_place_that_no_worker_would_tell_is_not_known(place: object) -> None:
+    raw = json.loads(CARD.to_json()) | {"place": place}
+    assert WorkerCard.from_json(json.dumps(raw)).place == Topology()
+
+
+def test_places_and_pairs_are_cut_to_size() -> None:
+    raw = json.loads(CARD.to_json())
+    raw["place"]["gpus"] = [f"g{n}" for n in range(1_000)] + ["x" * 1_000]
+    raw["pairs"] = raw["pairs"] * 1_000
+    read = WorkerCard.from_json(json.dumps(raw))
+    assert len(read.place.gpus) == MAX_PLACE_GPUS
+    assert len(read.pairs) == MAX_PAIR_STATES

@@ -12,6 +12,7 @@ from shared.telemetry.metrics import (
     GatewayMetrics,
     HandoffFailureMetrics,
     HealthMetrics,
+    PairMetrics,
     PrefillMetrics,
     TransferMetrics,
 )
@@ -61,6 +62,12 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "transport_rejected",
         "transfer_failures",
         "transfer_faults",
+    },
+    PairMetrics: {
+        "transport_canaries",
+        "transport_canary_gbps",
+        "transport_fallbacks",
+        "transport_rejected_pairs",
     },
     DecodeMetrics: {
         "running",

@@ -9,7 +9,7 @@ from shared.errors import ConfigError, StaleWriteError, TransportError
 from shared.telemetry.metrics import TransferMetrics
 from shared.transport.base import TransferStats
 from shared.transport.instrumented import InstrumentedTransport
-from shared.transport.registry import choose_transport, transport_registry
+from shared.transport.registry import transport_registry
 from tests.support.transfer_parts import receiver
 
 
@@ -64,18 +64,6 @@ async def test_each_failed_handoff_is_counted_once_by_reason() -> None:
     for reason in ("TransportError", "StaleWriteError"):
         value = registry.get_sample_value("tandem_transfer_failures_total", {"reason": reason})
         assert value == 1
-
-
-def test_the_receivers_order_decides() -> None:
-    assert choose_transport(["grpc", "nixl"], ["nixl", "grpc"]) == "nixl"
-    assert choose_transport(["grpc"], ["nixl", "grpc"]) == "grpc"
-
-
-def test_nothing_in_common_names_both_sides() -> None:
-    with pytest.raises(TransportError, match=r"this side has grpc, .*takes nixl"):
-        choose_transport(["grpc"], ["nixl"])
-    with pytest.raises(TransportError, match="takes none"):
-        choose_transport(["grpc"], [])
 
 
 def test_unknown_names_are_refused() -> None:

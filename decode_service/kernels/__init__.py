@@ -1,0 +1,1 @@
+"""Triton kernels of a decode step over paged KV; each knows tensors only, no policy, no request."""

@@ -1,0 +1,1 @@
+"""Triton kernels of a prompt's pass; each knows tensors only, no ranking method, no request."""
