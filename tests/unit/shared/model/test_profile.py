@@ -56,8 +56,9 @@ def test_the_embedded_model_has_its_own_profile() -> None:
     profile = load_profile(config=SMOLLM2)
     assert profile == load_profile("smollm2-135m-instruct", config=SMOLLM2)
     p, s = profile.pruning, profile.sparsity
-    assert (p.pruning_layer, p.aggregation_window, p.deferred_layers) == (21, 4, 4)
-    assert (p.observation_window, p.keep_rate, p.min_keep, p.bypass_below) == (32, 0.2, 256, 512)
+    assert (p.pruning_layer, p.aggregation_window, p.deferred_layers) == (21, 4, 8)
+    assert (p.observation_window, p.pool_kernel, p.keep_rate) == (8, 25, 0.2)
+    assert (p.min_keep, p.bypass_below) == (256, 512)
     assert (p.aggregation, p.kv_select) == (Aggregation.ZHEAD_MAX, KvSelect.SHARED)
     assert p.protect_first
     assert (s.full_layers, s.page_budget, s.recency_pages) == ((0, 1, 2, 14, 22), 16, 4)
