@@ -92,7 +92,7 @@ def plan(
         return
     _need_simpy()
     from deploy.plan import run_plan
-    from loadtest.load.settings import LoadSettings
+    from loadtest.load.settings import Api, LoadSettings
     from loadtest.plan.cluster import GatewayRules
     from loadtest.plan.planning import PlanSettings
 
@@ -102,6 +102,7 @@ def plan(
             host="",
             out=Path(),
             workload=workload,
+            api=Api.CHAT,  # conversations are then refused for what they are
             profile=_size_profile(sizes),
             variation=burst,
             trace=trace,

@@ -1,5 +1,6 @@
 """What every request of a run asks of the pair instead of the profile's choice."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,12 @@ class Overrides:
         return RequestOptions(
             mode=self.mode or Mode.AUTO, keep_rate=self.keep_rate, page_budget=self.page_budget
         )
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "Overrides":
+        """What `to_json` wrote."""
+        mode = found.get("mode")
+        return cls(**(dict(found) | {"mode": None if mode is None else Mode(mode)}))
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are set, as a REST body has them."""

@@ -9,7 +9,16 @@ from loadtest.load.schedule import plan_of, schedule_of
 from loadtest.load.settings import LoadSettings
 from shared.errors import ConfigError
 
-_UNSIMULATED = ("cancel", "slow_reader")
+_UNSIMULATED = ("cancel", "slow_reader", "multi_turn", "tools")
+
+
+def refuse_unsimulated(workload: str) -> None:
+    """Raises ConfigError for clients that a simulation does not know."""
+    if workload in _UNSIMULATED:
+        raise ConfigError(
+            f"workload {workload!r} cannot be simulated: clients that leave, read slowly or answer "
+            "back are not; choose chat, rag, reasoning, mixed or trace"
+        )
 
 
 class Demand:
@@ -23,11 +32,7 @@ class Demand:
     """
 
     def __init__(self, settings: LoadSettings) -> None:
-        if settings.workload in _UNSIMULATED:
-            raise ConfigError(
-                f"workload {settings.workload!r} cannot be planned for: clients that leave or read "
-                "slowly are not simulated; choose chat, rag, reasoning, mixed or trace"
-            )
+        refuse_unsimulated(settings.workload)
         self.kinds = settings.classes
         self.attainment = settings.attainment
         self.seed = settings.seed

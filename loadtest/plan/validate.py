@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from loadtest.load.outcome import Outcome
+from loadtest.load.overrides import Overrides
 from loadtest.load.plan import PlannedRequest
 from loadtest.load.results import REQUESTS, read_summary
 from loadtest.load.schedule import plan_of, schedule_of
@@ -16,6 +17,7 @@ from loadtest.load.settings import Api, LoadSettings
 from loadtest.load.workloads import Profile
 from loadtest.plan.arms import Arm
 from loadtest.plan.cluster import Cluster, GatewayRules, Split
+from loadtest.plan.demand import refuse_unsimulated
 from loadtest.plan.profile import MeasuredProfile
 from loadtest.plan.work import costs_of
 from loadtest.spread import percentile
@@ -61,6 +63,7 @@ def read_run(folder: Path) -> RecordedRun:
         raise ConfigError(
             f"{folder / REQUESTS} cannot be read ({error}); give the folder of a load run"
         ) from error
+    refuse_unsimulated(settings.workload)
     if settings.closed_users or not outcomes or summary["verdict"] == "incomplete":
         raise ConfigError(
             f"{folder} is no complete open loop: its clients waited for answers, or it was broken "
@@ -139,6 +142,7 @@ def _settings(found: dict[str, Any]) -> LoadSettings:
         "profile": Profile(found["profile"]),
         "slo": tuple(found["slo"]),
         "trace": None if trace is None else Path(trace),
+        "overrides": Overrides.from_json(found["overrides"]),
     }
     return LoadSettings(**(found | typed))
 

@@ -228,6 +228,8 @@ def test_overrides_hold_what_is_set_and_refuse_what_a_gateway_would() -> None:
     assert Overrides().to_json() == {}
     given = Overrides(mode=Mode.PRUNE, keep_rate=0.5, page_budget=8)
     assert given.to_json() == {"mode": "prune", "keep_rate": 0.5, "page_budget": 8}
+    for each in (given, Overrides()):
+        assert Overrides.from_json(each.to_json()) == each
     assert (given.options.mode, given.options.keep_rate) == (Mode.PRUNE, 0.5)
     with pytest.raises(ConfigError, match="keep_rate"):
         Overrides(keep_rate=1.5)

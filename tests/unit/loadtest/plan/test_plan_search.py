@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.load.settings import LoadSettings
+from loadtest.load.settings import Api, LoadSettings
 from loadtest.load.workloads import Profile
 from loadtest.plan.arms import Arm, arm_named, arms_of
 from loadtest.plan.cluster import GatewayRules, Split
@@ -143,10 +143,10 @@ def test_settings_that_plan_nothing_are_refused(changes: dict[str, object], said
         PlanSettings(**given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("workload", ["cancel", "slow_reader"])
+@pytest.mark.parametrize("workload", ["cancel", "slow_reader", "multi_turn", "tools"])
 def test_clients_that_are_not_simulated_are_refused(workload: str):
-    with pytest.raises(ConfigError, match="cannot be planned for"):
-        Demand(load(workload))
+    with pytest.raises(ConfigError, match="cannot be simulated"):
+        Demand(load(workload, api=Api.CHAT))
 
 
 def test_a_trace_keeps_its_sizes_and_scales_its_gaps(tmp_path: Path):

@@ -1,13 +1,12 @@
 """Recorded runs are replayed as they were offered, and compared figure by figure."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from loadtest.load.outcome import Outcome
-from loadtest.load.settings import LoadSettings
 from loadtest.plan.arms import arm_named
 from loadtest.plan.validate import read_run, validate, worst_error
 from shared.errors import ConfigError
@@ -102,7 +101,6 @@ def test_a_run_of_another_version_is_refused(tmp_path: Path, change: str):
 def test_a_closed_loop_cannot_be_replayed(tmp_path: Path):
     outcomes = record(tmp_path)
     settings = read_run(tmp_path).settings
-    plain = asdict(settings) | {"out": tmp_path, "closed_users": 3, "rate": 1.0}
-    write(LoadSettings(**plain), outcomes)
+    write(replace(settings, out=tmp_path, closed_users=3, rate=1.0), outcomes)
     with pytest.raises(ConfigError, match="no complete open loop"):
         read_run(tmp_path)

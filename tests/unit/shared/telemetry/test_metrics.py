@@ -61,6 +61,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "transport_info",
         "transport_rejected",
         "transfer_failures",
+        "transfer_faults",
     },
     PairMetrics: {
         "transport_canaries",
@@ -95,7 +96,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
 
 ALLOWED_LABELS = {
     *("role", "model", "worker", "endpoint", "outcome", "code", "reason", "transport", "phase"),
-    *("slo", "version", "config", "over", "le"),
+    *("slo", "version", "config", "over", "le", "fault", "moment"),
 }
 
 
