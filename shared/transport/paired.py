@@ -96,12 +96,15 @@ class PairedTransports:
             TandemError: the worker cannot be asked.
         """
         pair = await self._meet(worker_id, address, grant)
+        failed: set[str] = set()
         while True:
             ranking = self._rank(pair)
-            if not ranking.candidates:
+            left = [each for each in ranking.candidates if each.name not in failed]
+            if not left:
                 raise self._refused(pair, ranking)
-            first = ranking.candidates[0]
+            first = left[0]
             if first.needs_canary and not await asyncio.shield(self._flight(pair, first.name)):
+                failed.add(first.name)
                 continue
             self._retry_in_background(pair, ranking, used=first.name)
             self._note_choice(pair, ranking, used=first.name)
@@ -126,8 +129,8 @@ class PairedTransports:
         found: list[PairState] = []
         for pair in reversed(self._records.all()):
             ranking = self._rank(pair)
-            rejected = {each.name: each for each in ranking.rejected}
-            names = [*(each.name for each in ranking.candidates), *rejected]
+            rejected = {each.name: each for each in ranking.barred}
+            names = list(dict.fromkeys((*(c.name for c in ranking.candidates), *rejected)))
             for name in names:
                 lane, why = pair.lanes.get(name), rejected.get(name)
                 found.append(
@@ -146,7 +149,7 @@ class PairedTransports:
         gauge = self._metrics.rejected_pairs
         gauge.clear()
         for pair in self._records.all():
-            for each in self._rank(pair).rejected:
+            for each in self._rank(pair).barred:
                 gauge.labels(each.name, each.code).inc()
 
     async def close(self) -> None:
@@ -270,7 +273,7 @@ class PairedTransports:
 
     def _refused(self, pair: PairRecord, ranking: Ranking) -> TransportError:
         """May reach a client, so that it says no address; the log does."""
-        for each in ranking.rejected:
+        for each in ranking.barred:
             _log.warning(
                 "a pair has no transport",
                 decode_worker=pair.worker_id,
@@ -278,7 +281,7 @@ class PairedTransports:
                 code=each.code,
                 reason=each.reason,
             )
-        why = ", ".join(f"{each.name}: {each.code}" for each in ranking.rejected) or "none is set"
+        why = ", ".join(f"{each.name}: {each.code}" for each in ranking.barred) or "none is set"
         return TransportError(
             f"no transport may be used between the prefill and the decode worker ({why}): see "
             "`pairs` in the gateway's /health for the reasons; enable another transport on both, "

@@ -1,8 +1,9 @@
 """Which transports a pair of workers may use, in which order, and why not the others.
 
 A pure function over what is known. The decode worker's order decides, because it owns the memory;
-a transport that has failed is passed over while its cooldown lasts. What failed in a handoff is
-tried again at once where nothing else is left, by a canary first; what failed in a canary is not.
+a transport that has failed is passed over while its cooldown lasts and another works. Where none
+is left, those that failed are tried again at once, by a canary first: a pair is worth more than a
+cooldown, and most failures pass.
 """
 
 from collections.abc import Mapping
@@ -69,11 +70,13 @@ class Candidate:
     """Transport."""
     needs_canary: bool
     """Only after a canary has arrived."""
+    failed: RejectedTransport | None = None
+    """Why it would be passed over if another worked; None: nothing speaks against it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The transports of one pair; every name is in exactly one of the two."""
+    """The transports of one pair; every name is among either the candidates or the rejected."""
 
     candidates: tuple[Candidate, ...]
     """Best first."""
@@ -81,6 +84,12 @@ class Ranking:
     """Why not the others, in the order in which they would have been used."""
     due: tuple[str, ...]
     """Candidates whose cooldown is over and that a canary should try again."""
+
+    @property
+    def barred(self) -> tuple[RejectedTransport, ...]:
+        """Every transport that something speaks against, those of the last resort first."""
+        failed = tuple(each.failed for each in self.candidates if each.failed is not None)
+        return failed + self.rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,23 +118,24 @@ def rank_transports(facts: PairFacts, records: Mapping[str, LaneRecord], *, now:
     """
     ready: list[Candidate] = []
     due: list[Candidate] = []
-    lost: list[Candidate] = []
+    cooling: list[Candidate] = []
     rejected: list[RejectedTransport] = []
     for name in dict.fromkeys((*facts.granted, *facts.own)):
         record = records.get(name, LaneRecord())
-        refusal = _refusal(name, facts) or _cooling(name, record, now=now)
+        lasting = _refusal(name, facts)
+        refusal = lasting or _cooling(name, record, now=now)
         if refusal is None:
             is_due = record.status in {LaneStatus.REJECTED, LaneStatus.LOST}
             candidate = Candidate(name=name, needs_canary=record.status is not LaneStatus.PROVEN)
             (due if is_due else ready).append(candidate)
             continue
         rejected.append(refusal)
-        if refusal.code == LANE_FAILED:
-            lost.append(Candidate(name=name, needs_canary=True))
+        if lasting is None:
+            cooling.append(Candidate(name=name, needs_canary=True, failed=refusal))
     if not ready and not due:
-        names = {candidate.name for candidate in lost}
+        names = {candidate.name for candidate in cooling}
         kept = tuple(each for each in rejected if each.name not in names)
-        return Ranking(candidates=tuple(lost), rejected=kept, due=())
+        return Ranking(candidates=tuple(cooling), rejected=kept, due=())
     return Ranking(
         candidates=(*ready, *due),
         rejected=tuple(rejected),

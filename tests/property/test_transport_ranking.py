@@ -86,12 +86,11 @@ def test_what_may_be_used_both_sides_have_and_no_cooldown_bars(
             assert not processes_apart(facts.place, facts.peer)
         lane = lanes.get(candidate.name, LaneRecord())
         assert candidate.needs_canary == (lane.status is not LaneStatus.PROVEN)
-        assert lane.status is not LaneStatus.REJECTED or now >= lane.until
-    lost = [
-        c for c in ranking.candidates if c.name in lanes and lanes[c.name].status is LaneStatus.LOST
-    ]
-    cooling = [c for c in lost if now < lanes[c.name].until]
+        failed = lane.status in {LaneStatus.REJECTED, LaneStatus.LOST}
+        assert (candidate.failed is not None) == (failed and now < lane.until)
+    cooling = [c for c in ranking.candidates if c.failed is not None]
     assert not cooling or cooling == list(ranking.candidates)  # the last resort, all of it
+    assert {each.name for each in ranking.barred} >= {c.name for c in cooling}
 
 
 @given(facts=facts_of, lanes=records, now=st.floats(0, 100))

@@ -116,6 +116,16 @@ class Pool:
         (worker_id,) = [card.worker_id for card in cards if card.address == address]
         return self.gateway.workers.hold(worker_id, NOT_CHOSEN)
 
+    async def acquaint(self, *addresses: str) -> None:
+        """Every pair has had its canary, so that the next transfer is a handoff."""
+        known = [*(decode.address for decode in self.decodes), *addresses]
+        for met in known:
+            async with AsyncExitStack() as others:
+                for address in known:
+                    if address != met:
+                        others.enter_context(self.avoided("decode", address))
+                await self.ask()
+
     async def nothing_left(self) -> None:
         """Pages, slots, leases, tasks and counters of every part are where they began."""
         gateway = self.gateway

@@ -104,6 +104,7 @@ async def test_decode_before_it_has_the_kv(
         async with running_pool(tiny_model_dir, profile, more_decodes=(victim.address,)) as pool:
             with pool.avoided("decode", victim.address):
                 right = await pool.ask()
+            await pool.acquaint(victim.address)
             runner = pool.prefills[0].runner
             pool.orders.waiting = [Fault(kind=FaultKind.DELAY, moment=moment, delay_s=0.05)]
             pool.orders.then = lambda _fault: victim.kill()

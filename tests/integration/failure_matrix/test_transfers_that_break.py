@@ -44,6 +44,7 @@ async def right(pool: Pool) -> str:
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
 async def _clean(pool: Pool) -> AsyncIterator[None]:
     pool.orders.clear()
+    await pool.acquaint()  # a pair that has lost a handoff sends a canary before the next
     yield
     pool.orders.clear()
     await pool.nothing_left()
@@ -87,10 +88,11 @@ async def test_when_no_transfer_works_there_is_one_error_and_no_wrong_token(
     pool.orders.always = Fault(kind=kind, moment=Moment.MIDDLE)
     answer = await pool.ask()
     assert answer.error is not None
-    assert answer.error["code"] == "kv_transfer_failed"
+    # After the first failures no canary arrives either: then no handoff begins.
+    assert answer.error["code"] in {"kv_transfer_failed", "no_transport"}
     assert right.startswith(answer.text), "what was shown before it was right"
     whole = await pool.http.post("/v1/completions", json=pool.body(stream=False))
     assert whole.status_code == 502
-    assert whole.json()["error"]["code"] == "kv_transfer_failed"
+    assert whole.json()["error"]["code"] in {"kv_transfer_failed", "no_transport"}
     pool.orders.clear()
     assert (await pool.ask()).text == right, "nobody is blamed for good"
