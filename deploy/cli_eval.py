@@ -217,10 +217,16 @@ def merge(
 ) -> None:
     """Puts results of several processes or machines into one folder; `report` draws it.
 
-    They must be of one model, type and profile. Split an evaluation with
-    `python -m loadtest.quality --shard 1/8 --out part1` and so on.
+    They must be of one model, type and profile. Split rankings with
+    `python -m loadtest.quality --shard 1/8 --out part1` and so on, page policies with
+    `python -m loadtest.sparsity --policies delta --out part1` and so on.
     """
-    from loadtest.quality.store import merge_folders
+    from loadtest.sparsity.report import holds_page_results
+
+    if holds_page_results(folders[0]):
+        from loadtest.sparsity.records import merge_folders
+    else:
+        from loadtest.quality.store import merge_folders
 
     print(f"{merge_folders(folders, out=out)} results in {out}")
 

@@ -8,12 +8,12 @@ Words: a token-layer is one KV slot read by one layer; token-layers are summed o
 steps. A budget is in tokens (16 a page) and 0 where an arm has none (`full`, `dense`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from loadtest.facts import FactStore, Key, Run, facts_of
+from loadtest.facts import FactStore, Key, Run, facts_of, merge_facts
 
 TEACHER, NEEDLE, LONG, GENERATION, ABLATION = "teacher", "needle", "long", "generation", "ablation"
 PARTS = (TEACHER, NEEDLE, LONG, GENERATION, ABLATION)
@@ -335,6 +335,23 @@ def open_store(folder: Path, *, resume: bool) -> FactStore:
         ConfigError: results are there and `resume` is not set, or a line cannot be read.
     """
     return FactStore(folder, kinds=_KINDS, resume=resume)
+
+
+def merge_folders(folders: Sequence[Path], *, out: Path) -> int:
+    """Writes what several folders hold into a new one; of equal keys the first counts.
+
+    Args:
+        folders: results of one model, type and profile, such as of a process a policy.
+        out: a folder without results.
+
+    Returns:
+        How many facts it wrote beside the runs.
+
+    Raises:
+        ConfigError: a folder has no results, `out` has some, or they are of different models, types
+            or profiles.
+    """
+    return merge_facts(folders, store=open_store(out, resume=False), kinds=_KINDS)
 
 
 def read_facts(folder: Path) -> list[SparsityFact]:

@@ -5,8 +5,12 @@ from typer.testing import CliRunner
 
 from deploy import cli
 from deploy.cli_eval import parse_names, parse_numbers, parse_protocols
+from loadtest.facts import Run
 from loadtest.quality.store import FILE_NAME, ResultStore, Trial, read_facts
+from loadtest.sparsity.records import open_store as open_page_store
+from loadtest.sparsity.records import read_facts as read_page_facts
 from shared.errors import ConfigError
+from tests.support.page_facts import page_facts
 from tests.support.quality_facts import RUN, study_facts, trials
 
 runner = CliRunner()
@@ -72,3 +76,15 @@ def test_shards_are_merged_into_a_folder_that_report_draws(tmp_path):
     assert result.exit_code == 0, result.output
     assert "2 results" in result.output
     assert len(read_facts(tmp_path / "all")) == 4
+
+
+def test_page_results_of_several_processes_are_merged(tmp_path):
+    run, *measured = page_facts()
+    for number, facts in enumerate((measured[:5], measured[3:])):
+        open_page_store(tmp_path / f"part{number}", resume=False).append([run, *facts])
+    parts = [str(tmp_path / f"part{number}") for number in range(2)]
+    result = runner.invoke(cli.app, ["eval", "merge", str(tmp_path / "all"), *parts])
+    assert result.exit_code == 0, result.output
+    merged = [fact for fact in read_page_facts(tmp_path / "all") if not isinstance(fact, Run)]
+    assert {fact.key for fact in merged} == {fact.key for fact in measured}
+    assert f"{len(merged)} results" in result.output
