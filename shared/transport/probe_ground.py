@@ -184,7 +184,7 @@ class ProbeGround:
 
     def _held(self, slot: int, generation: int) -> _Room:
         index = slot - FIRST_PROBE_SLOT
-        room = self._rooms[index] if index < PROBE_ROOMS else None
+        room = self._rooms[index] if 0 <= index < PROBE_ROOMS else None
         if room is None or room.generation != generation or room.until <= self._clock():
             raise StaleWriteError(
                 "a canary's room is not held: it took too long, or its process restarted; "

@@ -5,6 +5,7 @@ import pytest
 from shared.errors import OverloadedError, StaleWriteError
 from shared.transport.base import Grant
 from shared.transport.probe_ground import (
+    FIRST_PROBE_SLOT,
     LEASE_S,
     PROBE_ROOMS,
     SPARE_BYTES,
@@ -96,3 +97,12 @@ def test_what_an_earlier_writer_says_changes_nothing() -> None:
     second = probes.open(4)
     probes.writer_closed(first.slot, first.generation, clean=False, drained=False)
     probes.authorize(second.slot, second.generation, token=second.token)
+
+
+@pytest.mark.parametrize("slot", [0, FIRST_PROBE_SLOT - PROBE_ROOMS, FIRST_PROBE_SLOT - 1, 2**32])
+def test_a_slot_that_is_no_room_is_not_taken_for_one(slot: int) -> None:
+    probes = ground(SteppedClock())
+    grant = fill(probes)[-1]
+    with pytest.raises(StaleWriteError):
+        probes.close(slot, grant.generation, token=grant.token)
+    assert probes.num_open == PROBE_ROOMS
