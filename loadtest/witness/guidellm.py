@@ -54,9 +54,9 @@ def find_program(given: str) -> str:
     if found is None:
         where = f"at {given!r}" if given else "on PATH"
         raise ConfigError(
-            f"there is no guidellm {where}: it is no part of Tandem, since its packages would change "
-            f"ours; `python -m venv witness && witness/bin/pip install guidellm=={VERSION}`, then "
-            "give --guidellm witness/bin/guidellm"
+            f"there is no guidellm {where}: it is no part of Tandem, as its packages would change "
+            "ours; `python -m venv witness && witness/bin/pip install "
+            f"guidellm=={VERSION}`, then give --guidellm witness/bin/guidellm"
         )
     return found
 

@@ -1,6 +1,7 @@
 """Dashboard, alerts and rules on a real pair after a load run: all that they ask for is there."""
 
 import asyncio
+import itertools
 import json
 import shutil
 import subprocess
@@ -41,6 +42,7 @@ HERE = "transport"
 """Which transports there are is the machine's affair: any value of this label will do."""
 FAULTS = ("corrupt@first=0.3", "seed=5")
 BODY: dict[str, Any] = {"prompt": "fox " * 70, "max_tokens": 24, "ignore_eos": True}
+NUMBERS = itertools.count()
 
 Series = dict[str, list[dict[str, str]]]
 """Labels of every series, by the name that PromQL selects."""
@@ -93,12 +95,13 @@ def targets(stack: Stack) -> dict[str, str]:
 
 async def ask(stack: Stack) -> None:
     """Requests that are refused, left, pruned, sparse, and bound to a schema."""
-    schema = {"name": "x", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    name = f"a{next(NUMBERS)}"  # a schema that is known already is not compiled again
+    schema = {"name": "x", "schema": {"type": "object", "properties": {name: {"type": "integer"}}}}
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
     form = {"response_format": {"type": "json_schema", "json_schema": schema}}
     for path, fields in (
         ("/v1/completions", BODY),
-        ("/v1/completions", BODY | {"tandem": {"mode": "both", "page_budget": 4}}),
+        ("/v1/completions", BODY | {"tandem": {"mode": "sparse", "page_budget": 4}}),
         ("/v1/completions", {"prompt": "x", "temperature": 9}),
         ("/v1/chat/completions", chat | form),
     ):
