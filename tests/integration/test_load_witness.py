@@ -32,7 +32,7 @@ async def test_both_tools_send_the_same_requests(model: Path, tmp_path: Path) ->
     async with running_rig(model) as rig:
         answer = rig.simulation.answer
 
-        def noted(prompt: Sequence[int]) -> Sequence[int]:
+        def noted(prompt: Sequence[int]) -> list[int]:
             prompts.add(tuple(prompt))
             return answer(prompt)
 
