@@ -24,6 +24,8 @@ from shared.errors import ConfigError, UnavailableError
 
 VERSION = "0.8.1"
 """The one that this was written for; its report says which one ran."""
+LEAD_S = 5.0
+"""All moments are so much later: its clock starts before the process that reads its rows is up."""
 REPORT = "report.json"
 
 _DATA = "requests.jsonl"
@@ -89,7 +91,7 @@ def run_guidellm(
     scenario = scenario_of(settings, folder=folder, requests=len(schedule), model=model)
     (folder / _SCENARIO).write_text(json.dumps(scenario, indent=1) + "\n", encoding="utf-8")
     last_s = schedule[-1][0].due_s
-    _run(program, folder, timeout_s=_START_S + last_s + settings.request_timeout_s)
+    _run(program, folder, timeout_s=_START_S + LEAD_S + last_s + settings.request_timeout_s)
     return read_report(folder / REPORT)
 
 
@@ -99,7 +101,7 @@ def data_rows(schedule: Sequence[Scheduled], prompts: PromptMaker) -> list[dict[
         {
             "messages": [{"role": "user", "content": prompts.make(request).text}],
             "output_tokens_count": request.answer_tokens,
-            "relative_timestamp": arrival.due_s,
+            "relative_timestamp": LEAD_S + arrival.due_s,
         }
         for arrival, request in schedule
     ]

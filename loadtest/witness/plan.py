@@ -14,6 +14,7 @@ from shared.errors import ConfigError
 WITNESS_FILE = "witness.json"
 OURS = "ours"
 THEIRS = "theirs"
+WARM_UP = "warm-up"
 
 _FIXED = {"--api", "--grpc", "--no-report", "--keep-going", "--max-in-flight", "--closed"}
 """Flags of a run that a witness has no equal of, or that are always the same here."""
@@ -63,9 +64,16 @@ class WitnessPlan:
 
     def run_flags(self, repeat: int) -> list[str]:
         """All flags of a run of ours; nothing ends it early, since a witness ends nothing early."""
+        return self._flags(seed=self.seed + repeat, folder=self.folder(repeat, OURS))
+
+    def warm_up_flags(self) -> list[str]:
+        """Those of a run before all others, which is not counted; its requests are its own."""
+        return self._flags(seed=self.seed + self.repeats, folder=self.out / "runs" / WARM_UP)
+
+    def _flags(self, *, seed: int, folder: Path) -> list[str]:
         return [
             *self.flags, "--api", Api.CHAT.value, "--keep-going", "--no-report",
-            "--seed", str(self.seed + repeat), "--out", str(self.folder(repeat, OURS)),
+            "--seed", str(seed), "--out", str(folder),
         ]  # fmt: skip
 
     def settings(self, repeat: int) -> LoadSettings:

@@ -4,6 +4,8 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from urllib.parse import urlsplit
@@ -17,7 +19,7 @@ from loadtest.load.schedule import schedule_of
 from loadtest.load.served import Served, ask_server
 from loadtest.machine import machine_facts
 from loadtest.witness.guidellm import Report, run_guidellm
-from loadtest.witness.plan import OURS, THEIRS, WITNESS_FILE, WitnessPlan
+from loadtest.witness.plan import OURS, THEIRS, WARM_UP, WITNESS_FILE, WitnessPlan
 from loadtest.witness.sample import Sample, check_same_work, our_sample
 from loadtest.witness.summary import EXIT_CODES, Pair, Verdict, table_of, witness_summary
 from shared.errors import UnavailableError
@@ -45,13 +47,15 @@ def run_witness(plan: WitnessPlan, program: str, *, command: str) -> int:
     key = os.environ.get(API_KEY_VARIABLE, "")
     served = ask_server(settings.host, model=settings.model, api_key=key)
     connect_s = connection_time(settings.host)
+    print("warm-up: ours, not counted", file=sys.stderr)
+    _run_ours(plan.warm_up_flags(), plan.out / "runs" / WARM_UP)
     samples: dict[tuple[int, str], Sample] = {}
     pairs: list[Pair] = []
     version = ""
     for number, (repeat, tool) in enumerate(plan.order(), start=1):
         print(f"run {number} of {2 * plan.repeats}: {tool}, repeat {repeat + 1}", file=sys.stderr)
         if tool == OURS:
-            samples[repeat, tool] = _run_ours(plan, repeat)
+            samples[repeat, tool] = _run_ours(plan.run_flags(repeat), plan.folder(repeat, tool))
         else:
             report = _run_theirs(plan, repeat, program=program, served=served)
             samples[repeat, tool], version = report.sample, report.version
@@ -72,9 +76,8 @@ def run_witness(plan: WitnessPlan, program: str, *, command: str) -> int:
     return EXIT_CODES[Verdict(summary["verdict"])]
 
 
-def _run_ours(plan: WitnessPlan, repeat: int) -> Sample:
-    folder = plan.folder(repeat, OURS)
-    code = run_locust(plan.run_flags(repeat))
+def _run_ours(flags: Sequence[str], folder: Path) -> Sample:
+    code = run_locust(flags)
     if not (folder / SUMMARY).exists():
         raise UnavailableError(
             f"the run of {folder.name} did not begin (exit code {code}): its reason is above; mend "

@@ -109,9 +109,15 @@ def table_of(summary: Mapping[str, Any]) -> str:
     lines += [
         f"ours / {tool['name']} {tool['version']}: {p50['ratio']:.3f}, {p50['confidence_percent']} "
         f"% interval {p50['low']:.3f} to {p50['high']:.3f}; the bound is {summary['within']:.0%}",
+        f"latest start: {_latest(summary, 'ours')} after its moment in ours, "
+        f"{_latest(summary, 'theirs')} in theirs",
         f"a connection takes {summary['connect_s'] * 1000:.2f} ms: our clock has it in, theirs not",
         f"{summary['command']}",
         f"{hardware['cpu']}, {hardware['cores']} cores, load {hardware['load_average'][0]:.1f}; "
         f"commit {commit_text(summary)}",
     ]
     return "\n".join(lines)
+
+
+def _latest(summary: Mapping[str, Any], tool: str) -> str:
+    return f"{max(row[tool]['late']['max_s'] for row in summary['repeats']):.3f} s"

@@ -10,7 +10,7 @@ import pytest
 from loadtest.load.prompts import WORDS, PromptMaker, Word
 from loadtest.load.schedule import schedule_of
 from loadtest.witness.__main__ import main
-from loadtest.witness.guidellm import data_rows, read_report, scenario_of
+from loadtest.witness.guidellm import LEAD_S, data_rows, read_report, scenario_of
 from loadtest.witness.plan import WitnessPlan
 from loadtest.witness.sample import Sample, check_same_work
 from loadtest.witness.summary import Pair, Verdict, verdict, witness_summary
@@ -118,7 +118,8 @@ def test_the_data_set_is_our_schedule(tmp_path: Path) -> None:
     words = [Word(f" {word}", (number,)) for number, word in enumerate(WORDS)]
     prompts = PromptMaker(words, seed=settings.seed)
     rows = data_rows(schedule, prompts)
-    assert [row["relative_timestamp"] for row in rows] == [arrival.due_s for arrival, _ in schedule]
+    moments = [LEAD_S + arrival.due_s for arrival, _ in schedule]
+    assert [row["relative_timestamp"] for row in rows] == moments
     for row, (_, request) in zip(rows, schedule, strict=True):
         ((message,), tokens) = row["messages"], row["output_tokens_count"]
         assert message == {"role": "user", "content": prompts.make(request).text}
