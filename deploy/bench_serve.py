@@ -1,4 +1,4 @@
-"""`tandem bench serve` and `tandem bench arms`: load on a running gateway, by Locust."""
+"""`tandem bench serve`, `arms` and `witness`: load on a running gateway, by Locust."""
 
 import json
 from collections.abc import Sequence
@@ -7,6 +7,8 @@ from pathlib import Path
 from loadtest.load.__main__ import main
 from loadtest.load.arms import ARMS_FILE
 from loadtest.load.results import read_summary
+from loadtest.witness.__main__ import main as witness_main
+from loadtest.witness.plan import WITNESS_FILE
 
 
 def run_serve(*, host: str, out: Path, flags: Sequence[str], as_json: bool) -> int:
@@ -48,6 +50,26 @@ def run_arms(
     before = file.exists()
     own = ["--host", host, "--out", str(out), "--arms", arms, "--repeats", str(repeats)]
     code = main(["arms", *own, *flags])
+    if as_json and file.exists() and not before:
+        print(file.read_text(encoding="utf-8"), end="")
+    return code
+
+
+def run_witness(*, host: str, out: Path, flags: Sequence[str], as_json: bool) -> int:
+    """Runs both tools by turns, and prints what they come to if asked to.
+
+    Args:
+        host: URL of the gateway.
+        out: folder of the results.
+        flags: further flags of `python -m loadtest.witness`.
+        as_json: print the result on standard output.
+
+    Returns:
+        Exit code: the verdict's, or that of a comparison that could not be made.
+    """
+    file = out / WITNESS_FILE
+    before = file.exists()
+    code = witness_main(["--host", host, "--out", str(out), *flags])
     if as_json and file.exists() and not before:
         print(file.read_text(encoding="utf-8"), end="")
     return code

@@ -199,3 +199,37 @@ def arms(
         host=host, out=out, arms=names, repeats=repeats, flags=flags.args, as_json=as_json
     )
     raise typer.Exit(code)
+
+
+@bench_app.command(
+    "witness", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def witness(
+    flags: typer.Context,
+    host: Annotated[str, typer.Option(help="URL of the gateway.")] = "http://127.0.0.1:8000",
+    out: Annotated[Path, typer.Option(help="Folder that takes the results.")] = Path(
+        "load-witness"
+    ),
+    guidellm: Annotated[
+        str, typer.Option(metavar="PROGRAM", help="guidellm's program; the one on PATH.")
+    ] = "",
+    repeats: Annotated[int, typer.Option(help="Runs of each tool, 3 or more.")] = 5,
+    within: Annotated[
+        float, typer.Option(metavar="SHARE", help="How far from 1 the ratio may be.")
+    ] = 0.1,
+    as_json: Json = False,
+) -> None:
+    """Our p50 time to first token beside guidellm's: the same requests, by turns, one gateway.
+
+    guidellm has a virtual environment of its own; without it this says how to make one. Prompts,
+    answer lengths and moments are ours, sent as streamed chat. All further flags are those of
+    `python -m loadtest.load run` but --api. Exit code: 0 the interval of the ratio is within the
+    bound, 1 it is beyond, 10 it reaches across.
+
+    JSON keys: verdict, within, tool, connect_s, server, settings, ttft_p50, repeats, format,
+    command, commit, uncommitted_changes, hardware and python.
+    """
+    from deploy.bench_serve import run_witness
+
+    own = ["--guidellm", guidellm, "--repeats", str(repeats), "--within", str(within)]
+    raise typer.Exit(run_witness(host=host, out=out, flags=[*own, *flags.args], as_json=as_json))

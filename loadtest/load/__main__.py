@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.load.arms import add_arms_flags, run_arms
-from loadtest.load.compare import MIN_RUNS, compared, ratio_text
+from loadtest.load.bootstrap import MIN_RUNS
+from loadtest.load.compare import compared, ratio_text
 from loadtest.load.flags import add_flags, settings_of
 from loadtest.load.launch import become_locust, run_locust
 from loadtest.load.results import read_summary

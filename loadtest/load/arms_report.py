@@ -5,7 +5,8 @@ from typing import Any
 
 from loadtest.figures import png
 from loadtest.load.arms_plots import distributions, goodput, ratios
-from loadtest.load.compare import MIN_RUNS, ratio_text
+from loadtest.load.bootstrap import MIN_RUNS
+from loadtest.load.compare import ratio_text
 from loadtest.load.report import load_origin
 from loadtest.page import bullets, document, figure, number, percent, section
 

@@ -5,14 +5,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from loadtest.load.bootstrap import CONFIDENCE_PERCENT, ratio_of_means
 from loadtest.page import number
 from shared.errors import ConfigError
 
-MIN_RUNS = 3
-"""Of each arm; fewer say nothing about how much runs differ."""
-
-_RESAMPLES = 2_000
-_CONFIDENCE = 95
 _MUST_MATCH = (
     "workload", "profile", "api", "rate", "seconds", "stages", "variation", "closed_users", "slo",
     "trace",
@@ -53,12 +49,13 @@ def compared(
         rows[metric] = {
             "means": {name: statistics.mean(found) for name, found in values.items()},
             "ratios": {
-                name: _ratio(values[name], values[base], random, paired=paired) for name in others
+                name: ratio_of_means(values[name], values[base], random, paired=paired)
+                for name in others
             },
         }
     return {
         "base": base,
-        "confidence_percent": _CONFIDENCE,
+        "confidence_percent": CONFIDENCE_PERCENT,
         "runs": {name: len(runs) for name, runs in arms.items()},
         "verdicts": {name: [run["verdict"] for run in runs] for name, runs in arms.items()},
         "metrics": rows,
@@ -91,31 +88,3 @@ def _figures(run: Mapping[str, Any]) -> dict[str, float]:
                              ("itl_max", "p95_s"), ("e2e", "p50_s")):  # fmt: skip
             found[f"{name}.{measure}_{key}"] = kind[measure][key]
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _ratio(
-    of: Sequence[float], to: Sequence[float], random: Random, *, paired: bool
-) -> dict[str, float | None]:
-    """Ratio of means and its interval; None where the base is 0 or runs are too few."""
-    if statistics.mean(to) == 0:
-        return {"ratio": None, "low": None, "high": None}
-    ratio = statistics.mean(of) / statistics.mean(to)
-    if min(len(of), len(to)) < MIN_RUNS:
-        return {"ratio": ratio, "low": None, "high": None}
-    means = (_drawn_means(of, to, random, paired=paired) for _ in range(_RESAMPLES))
-    drawn = sorted(top / bottom for top, bottom in means if bottom)
-    cut = len(drawn) * (100 - _CONFIDENCE) // 200
-    return {"ratio": ratio, "low": drawn[cut], "high": drawn[-1 - cut]}
-
-
-def _drawn_means(
-    of: Sequence[float], to: Sequence[float], random: Random, *, paired: bool
-) -> tuple[float, float]:
-    if paired:
-        repeats = random.choices(range(len(of)), k=len(of))
-        return statistics.mean(of[n] for n in repeats), statistics.mean(to[n] for n in repeats)
-    return _resampled(of, random), _resampled(to, random)
-
-
-def _resampled(values: Sequence[float], random: Random) -> float:
-    return statistics.mean(random.choices(values, k=len(values)))

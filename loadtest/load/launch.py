@@ -47,9 +47,18 @@ def become_locust(flags: Sequence[str]) -> NoReturn:
     os.execv(command[0], command)  # noqa: S606  a fixed program, and no shell is wanted
 
 
-def _locust() -> list[str]:
+def check_locust() -> None:
+    """Before anything is run: is there a Locust?
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     if find_spec("locust") is None:
         raise ConfigError(
             "load runs need Locust: it is not installed; install Tandem's extra loadtest"
         )
+
+
+def _locust() -> list[str]:
+    check_locust()
     return [sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE)]

@@ -76,3 +76,13 @@ def test_prometheus_fires_them_when_it_should_and_only_then() -> None:
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt install prometheus)")
     subprocess.run([promtool, "test", "rules", FOLDER / "alerts_test.yml"], check=True, timeout=60)
+
+
+def test_promtool_has_nothing_against_them_and_the_settings_of_compose(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: apt install prometheus)")
+    for file in (FOLDER / "alerts.yml", FOLDER.parent / "docker/prometheus.yml"):
+        shutil.copy(file, tmp_path)  # as the Compose file mounts them: side by side
+    for kind, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
+        subprocess.run([promtool, "check", kind, tmp_path / name], check=True, timeout=60)

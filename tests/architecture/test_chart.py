@@ -39,8 +39,8 @@ pytestmark = HAS_HELM
 SCHEMA_VERSIONS = ("1.27", "1.37")
 """The oldest version that Chart.yaml allows and the newest whose schemas are there."""
 
-WITHOUT_SCHEMA = {"PodMonitor", "ScaledObject"}
-"""Objects of the Prometheus operator and of KEDA."""
+WITHOUT_SCHEMA = {"PodMonitor", "ScaledObject", "DisaggregatedSet"}
+"""Objects of the Prometheus operator, of KEDA, and of kubernetes-sigs/lws."""
 
 KINDS = {
     "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "HorizontalPodAutoscaler",

@@ -103,6 +103,7 @@ def test_scalers_look_at_metrics_that_roles_have(values, kind):
         "decode.settings.redis_url=redis://x",
         "decode.sharedMemory=lots",
         "discovery=dns",
+        "workers=statefulSets",
         "pairAffinity=sometimes",
         "prefill.image.digest=sha256:abc",
         "gateway.shutdown.slackSeconds=0",
@@ -123,6 +124,8 @@ def test_the_schema_of_values_refuses(change):
         (["model=llama-3.1-8b-instruct"], "needs cache.existingClaim"),
         (["tls.workers.serverName=x"], "tls.workers needs"),
         (["decode.autoscaling.minReplicas=9"], "is above maxReplicas"),
+        (["workers=disaggregatedSet", "prefill.autoscaling.kind=hpa"], "set prefill.autoscaling"),
+        (["workers=disaggregatedSet", "decode.strategy.type=Recreate"], "decode.strategy.type"),
     ],
 )
 def test_the_chart_refuses_what_could_not_work(changes, text):

@@ -99,7 +99,29 @@ def objects(values: str) -> list[Document]:
 
 
 def deployments(documents: list[Document]) -> dict[str, Document]:
-    return {component(d): d for d in of_kind(documents, "Deployment").values()}
+    """What runs pods, by component; roles of a DisaggregatedSet as Deployments."""
+    found = {component(d): d for d in of_kind(documents, "Deployment").values()}
+    for document in of_kind(documents, "DisaggregatedSet").values():
+        roles = document["spec"]["roles"]
+        found |= {role["name"]: as_deployment(document, role) for role in roles}
+    return found
+
+
+def as_deployment(document: Document, role: Document) -> Document:
+    """The Deployment with the pods of one role, which Kubernetes' schemas can read."""
+    template = role["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    labels = template["metadata"]["labels"]
+    keys = [f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": f"{document['metadata']['name']}-{role['name']}", "labels": labels},
+        "spec": {
+            "replicas": role["spec"]["replicas"],
+            "selector": {"matchLabels": {key: labels[key] for key in keys}},
+            "template": template,
+        },
+    }
 
 
 def pod(deployment: Document) -> Document:

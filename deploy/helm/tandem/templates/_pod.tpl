@@ -138,6 +138,75 @@ affinity:
 {{- end }}
 {{- end -}}
 
+{{- define "tandem.podTemplate" -}}
+metadata:
+  labels:
+    {{- include "tandem.labels" (list .root .role) | nindent 4 }}
+  {{- with .values.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ .root.Values.serviceAccountName }}
+  automountServiceAccountToken: false
+  # Links of services would be variables like TANDEM_PREFILL_PORT, which no role knows.
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ add .values.shutdown.preStopSeconds .values.shutdown.drainSeconds .values.shutdown.slackSeconds }}
+  securityContext:
+    {{- toYaml .root.Values.podSecurityContext | nindent 4 }}
+  {{- with .root.Values.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .root.Values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .values.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .values.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- include "tandem.affinity" . | nindent 2 }}
+  {{- if .root.Values.spreadOverNodes }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels:
+          {{- include "tandem.selector" (list .root .role) | nindent 10 }}
+  {{- end }}
+  containers:
+    - name: {{ .role }}
+      image: {{ include "tandem.image" .values.image }}
+      imagePullPolicy: {{ .values.image.pullPolicy }}
+      args: [{{ .role }}]
+      env:
+        {{- include "tandem.env" . | trim | nindent 8 }}
+      ports:
+        {{- range $name, $port := .ports }}
+        - {name: {{ $name }}, containerPort: {{ $port }}}
+        {{- end }}
+      {{- include "tandem.probes" . | nindent 6 }}
+      lifecycle:
+        preStop:
+          exec:
+            command: [sleep, {{ .values.shutdown.preStopSeconds | quote }}]
+      securityContext:
+        allowPrivilegeEscalation: false
+        readOnlyRootFilesystem: true
+        capabilities: {drop: [ALL]}
+      resources:
+        {{- include "tandem.resources" . | nindent 8 }}
+      volumeMounts:
+        {{- include "tandem.mounts" . | trim | nindent 8 }}
+  volumes:
+    {{- include "tandem.volumes" . | trim | nindent 4 }}
+{{- end -}}
+
 {{- define "tandem.deployment" -}}
 {{- $scaling := dig "autoscaling" "kind" "none" .values -}}
 apiVersion: apps/v1
@@ -156,72 +225,7 @@ spec:
   strategy:
     {{- toYaml .values.strategy | nindent 4 }}
   template:
-    metadata:
-      labels:
-        {{- include "tandem.labels" (list .root .role) | nindent 8 }}
-      {{- with .values.podAnnotations }}
-      annotations:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-    spec:
-      serviceAccountName: {{ .root.Values.serviceAccountName }}
-      automountServiceAccountToken: false
-      # Links of services would be variables like TANDEM_PREFILL_PORT, which no role knows.
-      enableServiceLinks: false
-      terminationGracePeriodSeconds: {{ add .values.shutdown.preStopSeconds .values.shutdown.drainSeconds .values.shutdown.slackSeconds }}
-      securityContext:
-        {{- toYaml .root.Values.podSecurityContext | nindent 8 }}
-      {{- with .root.Values.imagePullSecrets }}
-      imagePullSecrets:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with .root.Values.priorityClassName }}
-      priorityClassName: {{ . }}
-      {{- end }}
-      {{- with .values.nodeSelector }}
-      nodeSelector:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with .values.tolerations }}
-      tolerations:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- include "tandem.affinity" . | nindent 6 }}
-      {{- if .root.Values.spreadOverNodes }}
-      topologySpreadConstraints:
-        - maxSkew: 1
-          topologyKey: kubernetes.io/hostname
-          whenUnsatisfiable: ScheduleAnyway
-          labelSelector:
-            matchLabels:
-              {{- include "tandem.selector" (list .root .role) | nindent 14 }}
-      {{- end }}
-      containers:
-        - name: {{ .role }}
-          image: {{ include "tandem.image" .values.image }}
-          imagePullPolicy: {{ .values.image.pullPolicy }}
-          args: [{{ .role }}]
-          env:
-            {{- include "tandem.env" . | trim | nindent 12 }}
-          ports:
-            {{- range $name, $port := .ports }}
-            - {name: {{ $name }}, containerPort: {{ $port }}}
-            {{- end }}
-          {{- include "tandem.probes" . | nindent 10 }}
-          lifecycle:
-            preStop:
-              exec:
-                command: [sleep, {{ .values.shutdown.preStopSeconds | quote }}]
-          securityContext:
-            allowPrivilegeEscalation: false
-            readOnlyRootFilesystem: true
-            capabilities: {drop: [ALL]}
-          resources:
-            {{- include "tandem.resources" . | nindent 12 }}
-          volumeMounts:
-            {{- include "tandem.mounts" . | trim | nindent 12 }}
-      volumes:
-        {{- include "tandem.volumes" . | trim | nindent 8 }}
+    {{- include "tandem.podTemplate" . | nindent 4 }}
 {{- end -}}
 
 {{- define "tandem.disruptionBudget" -}}

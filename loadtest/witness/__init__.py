@@ -1,0 +1,1 @@
+"""Our load suite beside somebody else's: the same requests at the same moments, by turns."""
