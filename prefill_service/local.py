@@ -22,9 +22,7 @@ from prefill_service.engine.recorder import MetricsRecorder
 from prefill_service.engine.warm_up import WARM_UP_TOKENS, warm_up
 from prefill_service.engine.watchdog import Watchdog
 from prefill_service.parts import Parts
-from prefill_service.rpc import servicer
-from prefill_service.rpc.servicer import PrefillServicer
-from protos.tandem.v1 import prefill_pb2_grpc
+from prefill_service.rpc.services import PREFILL_NAME, add_prefill_service
 from shared.config.exit_codes import ExitCode
 from shared.config.fingerprint import config_fingerprint
 from shared.model.weights import LoadedModel
@@ -46,7 +44,7 @@ class LocalPrefill:
         config: settings of the engine; ports, names and addresses are the decode worker's.
     """
 
-    service_names = (servicer.SERVICE_NAME,)
+    service_names = (PREFILL_NAME,)
     """Full names, for health and reflection."""
 
     def __init__(self, config: PrefillConfig) -> None:
@@ -127,8 +125,8 @@ class LocalPrefill:
             planner=parts.planner,
             tokens=min(WARM_UP_TOKENS, parts.limits.max_model_len - 1),
         )
-        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
-            PrefillServicer(parts.engine, limits=parts.limits, grammars=parts.grammars), server
+        add_prefill_service(
+            server, engine=parts.engine, limits=parts.limits, grammars=parts.grammars
         )
         parts.engine.start()
         self._watchdog = Watchdog(
