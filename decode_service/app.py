@@ -230,11 +230,12 @@ class DecodeServer:
         if local is None:
             return load
         longest = min(self.config.local_prefill_tokens, core.memory.capacity.max_model_len)
+        draining = load.draining or self._drain_task is not None
         return replace(
             load,
-            draining=load.draining or self._drain_task is not None,
+            draining=draining,
             queued_tokens=local.queued_tokens,
-            local_prefill_tokens=longest if local.ready else 0,
+            local_prefill_tokens=longest if local.ready and not draining else 0,
         )
 
     def begin_drain(self, timeout_s: float | None = None) -> None:

@@ -10,7 +10,7 @@ from tests.support.pools import running_pool
 from tests.support.role_child import role_child
 from tests.support.waiting import until
 
-READS = {"local_prefill_tokens": 4096}
+READS: dict[str, Any] = {"local_prefill_tokens": 4096}
 
 
 async def test_a_pool_without_room_is_made_good_by_the_decode_worker(

@@ -128,7 +128,7 @@ def test_other_ends_are_failures():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"prefill": 0}, {"decode": 0}, {"drain_timeout_s": 0.0}, {"log_format": "xml"}]
+    "bad", [{"prefill": -1}, {"decode": 0}, {"drain_timeout_s": 0.0}, {"log_format": "xml"}]
 )
 def test_settings_that_cannot_work_are_refused(bad):
     with pytest.raises(ConfigError):
