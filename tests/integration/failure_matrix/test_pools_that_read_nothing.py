@@ -1,5 +1,6 @@
 """Rows of prefill workers that refuse or die, where a decode worker reads prompts itself."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,19 @@ async def test_a_pool_without_room_is_made_good_by_the_decode_worker(
     async with running_pool(
         tiny_model_dir, profile, prefill={"queue_tokens": 8}, decode=READS, short_prompt_tokens=0
     ) as pool:
+        (prefill,) = pool.prefills
+        right = await pool.ask()
+        assert right.report["route"].startswith("pair: ")
+        prefill.runner.gate.clear()
+        others = [asyncio.create_task(pool.ask())]
+        await prefill.wait_load(running_requests=1)
+        others.append(asyncio.create_task(pool.ask()))
+        await prefill.wait_load(queued_requests=1)
         answer = await pool.ask()
-        assert (answer.error, answer.done) == (None, True)
+        assert (answer.text, answer.error) == (right.text, None)
         assert "prefill_refused" in answer.report["route"]
-    async with running_pool(tiny_model_dir, profile) as pool:
-        assert (await pool.ask()).text == answer.text
+        prefill.runner.gate.set()
+        assert [each.text for each in await asyncio.gather(*others)] == [right.text] * 2
 
 
 async def test_a_prefill_worker_that_dies_leaves_its_prompt_to_the_decode_worker(
