@@ -40,7 +40,7 @@ from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
-from shared.telemetry.certificates import mutual_certificates
+from shared.telemetry.certificates import Certificates, mutual_certificates
 from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
 from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
@@ -97,6 +97,7 @@ class DecodeServer:
         self._rate = TokenRate(time.monotonic)
         self._drift_alarm = DriftAlarm(level=config.drift_alarm, clock=time.monotonic)
         self._phases: dict[str, float] = {}
+        self._certificates: Certificates | None = None
         self._core: Core | None = None
         self._rpc: RpcServer | None = None
         self._recorder: MetricsRecorder | None = None
@@ -143,21 +144,8 @@ class DecodeServer:
             TandemError: a port is busy, a setting is wrong, the model cannot be loaded.
         """
         await self._admin.start()
-        modules = (decode_servicer, control_servicer, grpc_receiver)
-        names = [module.SERVICE_NAME for module in modules]
-        names += [] if self._local is None else self._local.service_names
-        config = self.config
-        certificates = mutual_certificates(
-            cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca
-        )
-        self._rpc = build_server(
-            host=config.host,
-            port=config.port,
-            service_names=names,
-            spans=self._spans,
-            certificates=certificates,
-        )
-        url = config.redis_url
+        self._rpc = self._bind()
+        url = self.config.redis_url
         self._presence = Presence(
             self._rpc.health,
             load=self.present_load,
@@ -181,10 +169,10 @@ class DecodeServer:
             with self._timed("local_prefill"):
                 await self._local.open(
                     loaded,
-                    server=self.rpc.server,
+                    server=self._rpc.server,
                     worker_id=self.worker_id,
                     endpoint=landing.endpoint(self._own(info)),
-                    certificates=certificates,
+                    certificates=self._certificates,
                 )
         self.core.worker.engine.start()
         await self._rpc.start()
@@ -281,6 +269,21 @@ class DecodeServer:
         yield
         self._phases[phase] = time.monotonic() - started
         _log.info("start-up", phase=phase, seconds=round(self._phases[phase], 2))
+
+    def _bind(self) -> RpcServer:
+        modules = (decode_servicer, control_servicer, grpc_receiver)
+        beside = () if self._local is None else self._local.service_names
+        config = self.config
+        self._certificates = mutual_certificates(
+            cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca
+        )
+        return build_server(
+            host=config.host,
+            port=config.port,
+            service_names=[*(module.SERVICE_NAME for module in modules), *beside],
+            spans=self._spans,
+            certificates=self._certificates,
+        )
 
     def _make_recorder(self, loaded: LoadedModel) -> MetricsRecorder:
         health = HealthMetrics(self._registry)
