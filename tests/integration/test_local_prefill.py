@@ -15,6 +15,7 @@ from shared.errors import ConfigError
 from tests.support.decode_server import decode_server, local_engine
 from tests.support.gates import GatedBlocks, GatedSteps
 from tests.support.pools import Pool, running_pool
+from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -170,6 +171,21 @@ async def test_the_pair_and_local_prefill_share_a_worker(
         assert lone[1].report["route"].startswith("pair: ")
         both = await asyncio.gather(*(pool.ask(prompt=p) for p in (short, long) * 3))
         assert [each.text for each in both] == [each.text for each in lone] * 3
+
+
+async def test_a_card_in_redis_tells_what_it_reads(tiny_model_dir: Path, profile: Path) -> None:
+    redis = RedisServer()
+    redis.start()
+    try:
+        reads = READS | {"redis_url": redis.url}
+        async with running_pool(
+            tiny_model_dir, profile, prefills=0, decode=reads, redis_url=redis.url
+        ) as pool:
+            await until(lambda: pool.gateway.workers.readers(512) == 1)
+            answer = await pool.ask()
+            assert "no_prefill_worker" in answer.report["route"]
+    finally:
+        redis.stop()
 
 
 async def test_its_metrics_stand_beside_those_of_the_worker(alone: Pool) -> None:
