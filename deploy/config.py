@@ -53,8 +53,8 @@ class UpConfig:
     def __post_init__(self) -> None:
         if self.prefill < 0 or self.decode < 1:
             raise ConfigError(
-                f"prefill {self.prefill} and decode {self.decode} cannot serve: answers need a "
-                "decode worker, which may read prompts itself; give --decode 1 or more, and "
+                f"prefill {self.prefill} and decode {self.decode} cannot serve: decode needs at "
+                "least one worker, which may read prompts itself; give --decode 1 or more, and "
                 "--prefill 0 or more"
             )
         if self.local_prefill_tokens < 0:

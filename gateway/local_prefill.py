@@ -73,9 +73,9 @@ class Router:
             return self._locally(tokens, why, avoid=avoid)
         try:
             return self._workers.choose(avoid=avoid)
-        except UnavailableError:
+        except UnavailableError as error:
             if not local:
-                raise
+                raise self._explained(error, tokens) from error
         return self._locally(tokens, LocalReason.NO_PREFILL_WORKER, avoid=avoid)
 
     def has_alternative(self, tokens: int, *, avoid: set[str]) -> bool:
@@ -90,6 +90,18 @@ class Router:
             "workers": self._workers.readers(),
             "decisions": {reason.value: self._decided[reason] for reason in LocalReason},
         }
+
+    def _explained(self, error: UnavailableError, tokens: int) -> UnavailableError:
+        """A refusal that names the length of prompts that would have been served."""
+        longest = self._workers.longest_read()
+        if not 0 < longest < tokens:
+            return error
+        return UnavailableError(
+            f"{error.message}; decode workers read prompts of up to {longest} tokens themselves "
+            f"and this one has {tokens}: shorten it, or have prefill workers started",
+            code=error.error_code,
+            retry_after_s=error.retry_after_s,
+        )
 
     def _locally(self, tokens: int, reason: LocalReason, *, avoid: set[str]) -> Pair:
         pair = self._workers.choose_local(tokens, avoid=avoid, why=reason)

@@ -143,6 +143,10 @@ class Workers:
         takes = (card for card in live if card.local_prefill_tokens >= tokens)
         return sum(card.worker_id not in avoid for card in takes)
 
+    def longest_read(self) -> int:
+        """Longest prompt that some decode worker would read itself, in tokens; 0: none would."""
+        return max((card.local_prefill_tokens for card in self._discovery.cards(DECODE)), default=0)
+
     def taking_prompts(self) -> int:
         """Number of prefill workers that take work; 0 as long as no request can be served."""
         try:

@@ -96,6 +96,7 @@ async def test_without_prefill_workers_decode_workers_serve_what_they_can_read(
         too_long = await rig.complete(prompt=[1] * 101)
         assert too_long.status_code == 503
         assert too_long.json()["error"]["code"] == "no_prefill_worker"
+        assert "up to 100 tokens themselves and this one has 101" in too_long.text
         assert await decisions(rig) == {"no_prefill_worker": 2}
         metrics = (await rig.http.get("/metrics")).text
         assert 'tandem_ready_workers{role="prefill"} 1.0' in metrics
