@@ -127,7 +127,7 @@ def test_workers_found_through_redis_serve(tiny_model_dir):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("up", "--prefill", "0"), 3, "needs at least one worker"),
+        (("up", "--decode", "0"), 3, "needs at least one worker"),
         (("up", "--prefil", "1"), 2, "unrecognized arguments"),
         (("decode", "--max-batch", "many"), 3, "whole number"),
         (("prefill", "--model", "no-such-model", "--port", "0", "--admin-port", "0"), 6, "unknown"),
