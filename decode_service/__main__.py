@@ -10,6 +10,7 @@ import uvloop
 
 from decode_service.app import ROLE, DecodeServer
 from decode_service.config import DecodeConfig
+from decode_service.rpc.local_prefill import LocalPrefill, OpenLocalPrefill
 from shared.config.exit_codes import ExitCode, exit_code_for
 from shared.config.flags import parse_flags
 from shared.config.loader import LoadedConfig, load_config
@@ -19,19 +20,28 @@ from shared.telemetry.logs import configure_logging
 _log = structlog.get_logger(__name__)
 
 
-def main(argv: list[str]) -> int:
-    """Runs one worker until it is told to stop; returns the exit code."""
+def main(argv: list[str], *, open_local: OpenLocalPrefill | None = None) -> int:
+    """Runs one worker until it is told to stop; returns the exit code.
+
+    Args:
+        argv: flags.
+        open_local: makes the prefill engine of a worker that reads prompts itself; None: this
+            process can have none.
+    """
     flags = parse_flags(DecodeConfig, prog="tandem decode", section=ROLE, argv=argv)
     try:
         loaded = load_config(DecodeConfig, section=ROLE, flags=flags.values, file=flags.file)
-        return uvloop.run(_serve(loaded))
+        local = None
+        if loaded.value.local_prefill_tokens and open_local is not None:
+            local = open_local(loaded.value, settings_file=flags.file)
+        return uvloop.run(_serve(loaded, local))
     except TandemError as error:
         sys.stderr.write(f"tandem decode: {error.message}\n")
         return exit_code_for(error)
 
 
-async def _serve(loaded: LoadedConfig[DecodeConfig]) -> int:
-    server = DecodeServer(loaded.value)
+async def _serve(loaded: LoadedConfig[DecodeConfig], local: LocalPrefill | None) -> int:
+    server = DecodeServer(loaded.value, local=local)
     configure_logging(role=ROLE, worker_id=server.worker_id, log_format=loaded.value.log_format)
     _log.info("settings that are not the default", settings=loaded.changed())
     _handle_signals(server)

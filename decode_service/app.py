@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -26,6 +27,7 @@ from decode_service.rpc import control_servicer, decode_servicer
 from decode_service.rpc.control_servicer import CAPABILITIES, ControlServicer
 from decode_service.rpc.decode_servicer import DecodeServicer
 from decode_service.rpc.landing import LandingGround
+from decode_service.rpc.local_prefill import LocalPrefill
 from decode_service.rpc.presence import Presence
 from protos.tandem.v1 import control_pb2_grpc, decode_pb2_grpc
 from shared.config.exit_codes import ExitCode
@@ -33,11 +35,12 @@ from shared.config.fingerprint import config_fingerprint
 from shared.config.version import package_version
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
+from shared.errors import ConfigError
 from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
-from shared.telemetry.certificates import mutual_certificates
+from shared.telemetry.certificates import Certificates, mutual_certificates
 from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
 from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
@@ -60,10 +63,26 @@ class DecodeServer:
     Args:
         config: settings.
         spans: where traces go; None: as the settings say.
+        local: the prefill engine of a worker that reads prompts itself.
+
+    Raises:
+        ConfigError: the settings want a prefill engine beside and this process has none.
     """
 
-    def __init__(self, config: DecodeConfig, *, spans: SpanSource | None = None) -> None:
+    def __init__(
+        self,
+        config: DecodeConfig,
+        *,
+        spans: SpanSource | None = None,
+        local: LocalPrefill | None = None,
+    ) -> None:
+        if config.local_prefill_tokens and local is None:
+            raise ConfigError(
+                f"decode setting local_prefill_tokens is {config.local_prefill_tokens}, and this "
+                "process has no prefill engine: start it with `tandem decode`, which brings one"
+            )
         self.config = config
+        self._local = local
         self.incarnation = uuid.uuid4().hex
         self.worker_id = config.worker_id or f"{ROLE}-{self.incarnation[:8]}"
         self.exit_code = ExitCode.OK
@@ -78,6 +97,7 @@ class DecodeServer:
         self._rate = TokenRate(time.monotonic)
         self._drift_alarm = DriftAlarm(level=config.drift_alarm, clock=time.monotonic)
         self._phases: dict[str, float] = {}
+        self._certificates: Certificates | None = None
         self._core: Core | None = None
         self._rpc: RpcServer | None = None
         self._recorder: MetricsRecorder | None = None
@@ -92,6 +112,7 @@ class DecodeServer:
             readiness=lambda: STARTING if self._presence is None else self._presence.readiness(),
             alive=lambda: self._presence is None or self._presence.alive,
             refresh=self._refresh_metrics,
+            more=() if local is None else local.routes,
         )
 
     @property
@@ -123,23 +144,12 @@ class DecodeServer:
             TandemError: a port is busy, a setting is wrong, the model cannot be loaded.
         """
         await self._admin.start()
-        modules = (decode_servicer, control_servicer, grpc_receiver)
-        names = [module.SERVICE_NAME for module in modules]
-        config = self.config
-        self._rpc = build_server(
-            host=config.host,
-            port=config.port,
-            service_names=names,
-            spans=self._spans,
-            certificates=mutual_certificates(
-                cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca
-            ),
-        )
-        url = config.redis_url
+        self._rpc = self._bind()
+        url = self.config.redis_url
         self._presence = Presence(
             self._rpc.health,
             load=self.present_load,
-            note=lambda: self._drift_alarm.note,
+            note=self._note,
             publisher=RedisDiscovery(RedisSettings(url=url)) if url else None,
         )
         with self._timed("weights"):
@@ -155,6 +165,15 @@ class DecodeServer:
         with self._timed("warm_up"):
             await asyncio.to_thread(warm_up, self.core.runner, self.core.memory.cache)
         info = self._add_services(loaded, landing)
+        if self._local is not None:
+            with self._timed("local_prefill"):
+                await self._local.open(
+                    loaded,
+                    server=self._rpc.server,
+                    worker_id=self.worker_id,
+                    endpoint=landing.endpoint(self._own(info)),
+                    certificates=self._certificates,
+                )
         self.core.worker.engine.start()
         await self._rpc.start()
         with self._timed("register"):
@@ -188,13 +207,23 @@ class DecodeServer:
 
     def present_load(self) -> WorkerLoad:
         """Present load."""
-        core = self.core
-        return measure_load(
+        core, local = self.core, self._local
+        load = measure_load(
             core.worker,
             cache=core.memory.cache,
             slab=core.memory.slab,
             rate=self._rate,
             max_batch=self.config.max_batch,
+        )
+        if local is None:
+            return load
+        longest = min(self.config.local_prefill_tokens, core.memory.capacity.max_model_len)
+        draining = load.draining or self._drain_task is not None
+        return replace(
+            load,
+            draining=draining,
+            queued_tokens=local.queued_tokens,
+            local_prefill_tokens=longest if local.ready and not draining else 0,
         )
 
     def begin_drain(self, timeout_s: float | None = None) -> None:
@@ -210,16 +239,19 @@ class DecodeServer:
 
     async def stop(self) -> None:
         """Takes everything down in order; twice is fine."""
-        for task in (self._care_task, self._drain_task):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        for task in filter(None, (self._care_task, self._drain_task)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         if self._presence is not None:
             await self._presence.disappear()
+        if self._local is not None:
+            await self._local.drain(0.0)  # while this worker can still take back its grants
         if self._core is not None:
             await self._core.worker.engine.stop()  # clients hear why before their streams close
         if self._rpc is not None:
             await self._rpc.stop(grace_s=STOP_GRACE_S)
+        if self._local is not None:
+            await self._local.close()
         if self._landing is not None:
             await self._landing.close()
         if self._core is not None:
@@ -237,6 +269,21 @@ class DecodeServer:
         yield
         self._phases[phase] = time.monotonic() - started
         _log.info("start-up", phase=phase, seconds=round(self._phases[phase], 2))
+
+    def _bind(self) -> RpcServer:
+        modules = (decode_servicer, control_servicer, grpc_receiver)
+        beside = () if self._local is None else self._local.service_names
+        config = self.config
+        self._certificates = mutual_certificates(
+            cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca
+        )
+        return build_server(
+            host=config.host,
+            port=config.port,
+            service_names=[*(module.SERVICE_NAME for module in modules), *beside],
+            spans=self._spans,
+            certificates=self._certificates,
+        )
 
     def _make_recorder(self, loaded: LoadedModel) -> MetricsRecorder:
         health = HealthMetrics(self._registry)
@@ -293,9 +340,11 @@ class DecodeServer:
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlServicer(info, load=self.present_load, drain=self.begin_drain), server
         )
-        peer = Peer(model=core.identity, incarnation=self.incarnation, place=info.topology)
-        landing.serve(server, peer)
+        landing.serve(server, self._own(info))
         return info
+
+    def _own(self, info: WorkerInfo) -> Peer:
+        return Peer(model=info.model, incarnation=self.incarnation, place=info.topology)
 
     async def _register(self, presence: Presence, info: WorkerInfo) -> None:
         config, core = self.config, self.core
@@ -326,12 +375,21 @@ class DecodeServer:
         if self._recorder is not None:
             self._recorder.drift_checked(check, low=low)
 
+    def _note(self) -> str:
+        notes = (self._drift_alarm.note, "" if self._local is None else self._local.note)
+        return "; ".join(filter(None, notes))
+
     def _give_up(self, _why: str) -> None:
         self.exit_code = ExitCode.FAILURE
         self.finished.set()
 
     async def _drain(self, cap_s: float) -> None:
-        await drain(self.core.worker.table, cap_s=cap_s)
+        until = time.monotonic() + cap_s
+        if self._local is not None:
+            # What it has begun to read still needs room here.
+            await self.rpc.health.set_ready(False)
+            await self._local.drain(cap_s)
+        await drain(self.core.worker.table, cap_s=max(0.0, until - time.monotonic()))
         self.finished.set()
 
 

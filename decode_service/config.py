@@ -65,6 +65,9 @@ class DecodeConfig:
     """Rows of one decode step; further rows wait."""
     max_model_len: int = 0
     """Longest context in tokens; 0 takes the model's."""
+    local_prefill_tokens: int = 0
+    """Longest prompt, in tokens, that this worker may read itself, by a prefill engine over the
+    same weights with the settings of [prefill]; 0: it has none. The gateway decides when."""
     lease_s: float = 30.0
     """Seconds a granted slab outlives its last sign of the writer."""
     adopt_lease_s: float = 30.0
@@ -123,6 +126,7 @@ _BOUNDS: tuple[tuple[tuple[str, ...], float, str], ...] = (
     (("max_batch",), 1, "rows"),
     (("stream_queue_tokens",), 1, "tokens"),
     (("port", "admin_port", "threads", "pages_front", "pages_rest", "max_model_len"), 0, ""),
+    (("local_prefill_tokens",), 0, "tokens"),
     (("drift_every",), 0, "steps"),
     (("drift_alarm",), 0, ""),
     (("lease_s", "adopt_lease_s", "commit_wait_s", "quarantine_s", "remember_s"), 0.01, "seconds"),

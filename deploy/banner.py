@@ -117,6 +117,8 @@ def _worker_text(facts: WorkerFacts) -> str:
     ]
     if facts.load.kv_tokens:
         parts += capacity_texts(facts.load, context=info.max_model_len)
+    if longest := facts.load.local_prefill_tokens:
+        parts.append(f"reads prompts of up to {longest:,} tokens itself")
     return "; ".join(parts)
 
 

@@ -31,7 +31,14 @@ def run_serve(*, host: str, out: Path, flags: Sequence[str], as_json: bool) -> i
 
 
 def run_arms(
-    *, host: str, out: Path, arms: str, repeats: int, flags: Sequence[str], as_json: bool
+    *,
+    host: str,
+    out: Path,
+    arms: str,
+    repeats: int,
+    flags: Sequence[str],
+    as_json: bool,
+    colocated_host: str = "",
 ) -> int:
     """Runs every arm in turn, and prints what they come to if asked to.
 
@@ -42,6 +49,7 @@ def run_arms(
         repeats: runs of each.
         flags: further flags of `python -m loadtest.load run`.
         as_json: print the arms on standard output.
+        colocated_host: URL of the gateway of the arm `colocated`; empty without it.
 
     Returns:
         Exit code: the worst run's, or that of arms that could not be run.
@@ -49,6 +57,7 @@ def run_arms(
     file = out / ARMS_FILE
     before = file.exists()
     own = ["--host", host, "--out", str(out), "--arms", arms, "--repeats", str(repeats)]
+    own += ["--colocated-host", colocated_host] if colocated_host else []
     code = main(["arms", *own, *flags])
     if as_json and file.exists() and not before:
         print(file.read_text(encoding="utf-8"), end="")

@@ -180,15 +180,20 @@ def arms(
     names: Annotated[
         str, typer.Option("--arms", help="Methods in turn, the base first.")
     ] = "full,prune,sparse,both",
+    colocated_host: Annotated[
+        str, typer.Option(help="Gateway of the arm `colocated`, which has no prefill workers.")
+    ] = "",
     repeats: Annotated[int, typer.Option(help="Runs of each; 3 or more have intervals.")] = 3,
     as_json: Json = False,
 ) -> None:
     """The same load for full attention, CLAA, DELTA and both, on one running gateway, by turns.
 
-    Which methods run is asked for in each request. The arms of a repeat get the same requests at
-    the same moments, and the order is turned around from repeat to repeat. All further flags are
-    those of `python -m loadtest.load run` but --mode. Exit code: that of the worst run, as `serve`
-    has them.
+    Which methods run is asked for in each request. One more arm, `colocated`, is full attention on
+    a gateway whose decode workers read prompts themselves (`tandem up --prefill 0 --decode 2` is
+    on two GPUs what `--prefill 1 --decode 1` is for the pair). The arms of a repeat get the same
+    requests at the same moments, and the order is turned around from repeat to repeat. All further
+    flags are those of `python -m loadtest.load run` but --mode. Exit code: that of the worst run,
+    as `serve` has them.
 
     JSON keys: verdict, arms, comparison, order, server, one_server, settings, format, command,
     commit, uncommitted_changes, hardware and python.
@@ -196,7 +201,13 @@ def arms(
     from deploy.bench_serve import run_arms
 
     code = run_arms(
-        host=host, out=out, arms=names, repeats=repeats, flags=flags.args, as_json=as_json
+        host=host,
+        out=out,
+        arms=names,
+        repeats=repeats,
+        flags=flags.args,
+        as_json=as_json,
+        colocated_host=colocated_host,
     )
     raise typer.Exit(code)
 

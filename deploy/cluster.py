@@ -17,6 +17,9 @@ from shared.errors import DeadlineError
 PhaseSink = Callable[[str], None]
 """Takes one line about what happens now."""
 
+ANY_PROMPT = 1 << 30
+"""Tokens; longer than any context, which bounds prompts anyway."""
+
 _POLL_S = 0.1
 _END_ORDER = ("gateway", "prefill", "decode")
 
@@ -42,7 +45,16 @@ def threads_per_worker(config: UpConfig, *, role: str, cores: int) -> int:
     """CPU threads of one worker; an explicit setting wins."""
     if role == "prefill":
         return config.prefill_threads or max(1, cores // config.prefill)
-    return config.decode_threads or max(1, cores // 2 // config.decode)
+    share = cores // 2 if config.prefill else cores  # without others it computes prompts as well
+    return config.decode_threads or max(1, share // config.decode)
+
+
+def local_prefill_flags(config: UpConfig, *, role: str) -> tuple[str, ...]:
+    """What a worker is told of prompts to read itself; without flags its settings count."""
+    longest = config.local_prefill_tokens or (0 if config.prefill else ANY_PROMPT)
+    if role != "decode" or not longest:
+        return ()
+    return ("--local-prefill-tokens", str(longest))
 
 
 def worker_specs(
@@ -63,6 +75,7 @@ def worker_specs(
                 "--admin-port", str(admin + index if admin else 0),
                 "--model", config.model,
                 "--threads", str(threads_per_worker(config, role=role, cores=cores)),
+                *local_prefill_flags(config, role=role),
                 *_common_flags(config, settings_file),
             ),
             environment=_secrets(config, role=role),
@@ -82,10 +95,9 @@ def gateway_spec(
     """Flags of the gateway; with Redis it finds the workers itself."""
     workers: tuple[str, ...] = ()
     if not config.redis_url:
-        workers = (
-            "--prefill-workers", ",".join(ready.address for ready in prefill),
-            "--decode-workers", ",".join(ready.address for ready in decode),
-        )  # fmt: skip
+        workers = ("--decode-workers", ",".join(ready.address for ready in decode))
+        if prefill:
+            workers += ("--prefill-workers", ",".join(ready.address for ready in prefill))
     return RoleSpec(
         role="gateway",
         name="gateway",

@@ -11,9 +11,12 @@ class UpConfig:
     """Starts every role on this machine, on loopback, and takes them down in order."""
 
     prefill: int = 1
-    """Prefill workers."""
+    """Prefill workers; with 0 the decode workers read all prompts themselves."""
     decode: int = 1
     """Decode workers."""
+    local_prefill_tokens: int = 0
+    """Longest prompt, in tokens, that decode workers read themselves when it is short or no prefill
+    worker takes it; 0: what [decode] says, and any prompt where there are no prefill workers."""
     model: str = "smollm2"
     """Catalog name, folder, hub id or GGUF file, the same for every role."""
     cache_dir: Path | None = None
@@ -48,11 +51,15 @@ class UpConfig:
     """Seconds that a role may take to finish its requests when asked to stop."""
 
     def __post_init__(self) -> None:
-        if self.prefill < 1 or self.decode < 1:
+        if self.prefill < 0 or self.decode < 1:
             raise ConfigError(
-                f"prefill {self.prefill} and decode {self.decode} cannot start a pair: each role "
-                "needs at least one "
-                "worker; raise --prefill or --decode"
+                f"prefill {self.prefill} and decode {self.decode} cannot serve: decode needs at "
+                "least one worker, which may read prompts itself; give --decode 1 or more, and "
+                "--prefill 0 or more"
+            )
+        if self.local_prefill_tokens < 0:
+            raise ConfigError(
+                f"up setting local_prefill_tokens is {self.local_prefill_tokens}; give 0 or more"
             )
         if self.log_format not in {"auto", "json", "text"}:
             raise ConfigError(

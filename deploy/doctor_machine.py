@@ -11,7 +11,7 @@ import psutil
 
 from deploy.config import UpConfig
 from deploy.finding import Finding, Status
-from deploy.launch import ROLE_PACKAGES
+from deploy.launch import ROLE_MODULES, ROLE_PACKAGES
 from deploy.version import installed_version
 
 _GIB = 1024**3
@@ -20,6 +20,7 @@ _MIN_SHM_BYTES = _GIB
 _MIN_FILES = 4096
 _MIN_MEMORY_BYTES = 4 * _GIB
 
+_OURS = frozenset({*ROLE_PACKAGES.values(), *ROLE_MODULES.values()})
 _OTHER_PORT = "stop that process or give another port (0 picks a free one)"
 
 
@@ -125,7 +126,7 @@ def _port(name: str, port: int) -> Finding:
     except OSError:
         pid, name = _owner(port) or (0, "")
     detail = f"in use by process {pid} ({name})" if pid else "in use"
-    if name in ROLE_PACKAGES.values():
+    if name in _OURS:
         return Finding(label, Status.NOTE, detail, "nothing: Tandem runs here")
     return Finding(label, Status.FAIL, detail, _OTHER_PORT)
 
@@ -138,7 +139,7 @@ def _owner(port: int) -> tuple[int, str] | None:
         for connection in psutil.net_connections(kind="tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:
                 process = psutil.Process(connection.pid)
-                ours = (word for word in process.cmdline() if word in ROLE_PACKAGES.values())
+                ours = (word for word in process.cmdline() if word in _OURS)
                 return connection.pid, next(ours, process.name())
     except psutil.Error:
         return None

@@ -1,6 +1,6 @@
 """How a role's process is started: interpreter line, allocator variables, end with its supervisor.
 
-A role runs as `python -m <package>`. By default glibc's allocator maps and unmaps every large
+A role runs as `python -m <module>`. By default glibc's allocator maps and unmaps every large
 block, which costs the KV path most of its speed, so its thresholds are raised; they are read at
 process start, hence the exec.
 """
@@ -16,6 +16,9 @@ ROLE_PACKAGES: Mapping[str, str] = {
     "decode": "decode_service",
     "gateway": "gateway",
 }
+
+ROLE_MODULES: Mapping[str, str] = {**ROLE_PACKAGES, "decode": "deploy.decode_worker"}
+"""What a role's process runs: a decode worker may bring another service's engine along."""
 
 _MIB = 1024 * 1024
 ALLOCATOR_VARIABLES: Mapping[str, str] = {
@@ -35,7 +38,7 @@ def role_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def role_command(role: str, arguments: Sequence[str]) -> list[str]:
     """The command line of a role; `-P` keeps the current folder off the import path."""
-    return [sys.executable, "-P", "-m", ROLE_PACKAGES[role], *arguments]
+    return [sys.executable, "-P", "-m", ROLE_MODULES[role], *arguments]
 
 
 def supervised_command(role: str, arguments: Sequence[str]) -> list[str]:

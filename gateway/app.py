@@ -10,7 +10,6 @@ from typing import Any
 
 import structlog
 
-from gateway.admission import Admission
 from gateway.attempt import Services
 from gateway.background import Background, end_tasks
 from gateway.balancing.registry import balancers
@@ -21,10 +20,11 @@ from gateway.clients.prefill import PrefillClient
 from gateway.config import GatewayConfig
 from gateway.debug.request_log import RequestLog
 from gateway.debug.routes import debug_routes
-from gateway.dispatcher import Dispatcher
 from gateway.entrance import Entrance
 from gateway.intake import Intake, IntakeLimits, Naming
+from gateway.lane import open_lane
 from gateway.live_traffic import LiveTraffic
+from gateway.local_prefill import Router
 from gateway.observability import Observability
 from gateway.observer import RequestObserver
 from gateway.observers import Observers
@@ -50,7 +50,6 @@ from gateway.routes.tokens import TokenRoutes
 from gateway.routes.tracing import TracedRequests
 from gateway.rpc.inference import SERVICE_NAME, InferenceServicer
 from gateway.security import Security
-from gateway.service_rate import ServiceRate
 from gateway.structured.enforcer import Enforcer
 from gateway.workers import DECODE, PREFILL, ChoicePolicy, Workers
 from shared.discovery.base import Discovery
@@ -106,17 +105,18 @@ class Gateway:
         )
         self._watched = Observability.from_config(config, worker_id=self.worker_id, spans=spans)
         self._metrics = self._watched.metrics
-        rate = ServiceRate(self.workers.taking_prompts)
-        self._admission = Admission(
-            config.queue_tokens,
-            max_requests=config.queue_requests,
-            max_wait_s=config.queue_wait_s,
-            tokens_per_second=lambda: rate.tokens_per_second,
-        )
-        self._dispatcher = Dispatcher(
-            config.worker_prompt_tokens, workers=self.workers.taking_prompts, rate=rate
+        self._router = Router(
+            self.workers,
+            short_tokens=config.short_prompt_tokens,
+            on_local=lambda why: self._metrics.local_prefills.labels(reason=why).inc(),
         )
         self._quotas = self._make_quotas()
+        self._entrance = Entrance(
+            open_lane(config, workers=self.workers.taking_prompts),
+            local=open_lane(config, workers=self.workers.readers),
+            router=self._router,
+            quotas=self._quotas,
+        )
         self._traffic = LiveTraffic()
         self._admin_routes: AdminRoutes | None = None
         self._pipeline: Pipeline | None = None
@@ -145,10 +145,11 @@ class Gateway:
                 prefill=PrefillClient(self._channels),
                 decode=DecodeClient(self._channels),
                 workers=self.workers,
+                router=self._router,
                 background=self._background,
                 prober=Prober(self.workers),
             ),
-            entrance=Entrance(self._admission, dispatcher=self._dispatcher, quotas=self._quotas),
+            entrance=self._entrance,
             tokenizer=tokenizer,
             observer=observer,
             log=log,
@@ -186,7 +187,7 @@ class Gateway:
 
     async def drain(self) -> None:
         """Refuses new requests and waits for running ones, up to `drain_timeout_s`."""
-        self._admission.draining = True
+        self._entrance.drain()
         if self._pipeline is None:
             return
         if not await self._pipeline.running.wait_idle(self._config.drain_timeout_s):
@@ -212,7 +213,7 @@ class Gateway:
 
     def readiness(self) -> Readiness:
         """Whether a request could be served now."""
-        if self._admission.draining:
+        if self._entrance.draining:
             return Readiness(ready=False, phase="draining", detail="shutting down")
         missing = self.workers.missing()
         if missing is not None:
@@ -240,10 +241,8 @@ class Gateway:
         config = self._config
         store: QuotaStore = LocalQuotas()
         if config.redis_url:
-            store = SharedQuotas(
-                SharedSettings(url=config.redis_url),
-                on_fallback=self._metrics.quota_fallbacks.inc,
-            )
+            settings = SharedSettings(url=config.redis_url)
+            store = SharedQuotas(settings, on_fallback=self._metrics.quota_fallbacks.inc)
         defaults = Limits(
             requests=config.key_requests_per_minute or None,
             tokens=config.key_tokens_per_minute or None,
@@ -346,10 +345,10 @@ class Gateway:
     def _load(self) -> dict[str, Any]:
         return {
             "server_load": self._in_flight(),
-            "queued_requests": self._admission.queued_requests,
-            "queued_prompt_tokens": self._admission.queued_tokens,
+            "queued_requests": self._entrance.queued_requests,
+            "queued_prompt_tokens": self._entrance.queued_tokens,
             "queue_limit_tokens": self._config.queue_tokens,
-            "draining": self._admission.draining,
+            "draining": self._entrance.draining,
         }
 
     def _live(self) -> dict[str, Any]:
@@ -360,8 +359,8 @@ class Gateway:
             "detail": readiness.detail,
             "requests_in_flight": self._in_flight(),
             "queue": {
-                "requests": self._admission.queued_requests,
-                "tokens": self._admission.queued_tokens,
+                "requests": self._entrance.queued_requests,
+                "tokens": self._entrance.queued_tokens,
                 "limit_tokens": self._config.queue_tokens,
             },
             **self._details(),
@@ -372,14 +371,14 @@ class Gateway:
     async def _keep_health(self, server: RpcServer) -> None:
         while True:
             # Workers that came may take what waits; without any, nobody waits in vain.
-            self._dispatcher.poke()
+            self._entrance.poke()
             await server.health.set_ready(self.readiness().ready)
             await asyncio.sleep(_HEALTH_PERIOD_S)
 
     def _refresh(self) -> None:
         self._metrics.requests_in_flight.set(self._in_flight())
-        self._metrics.queue_depth.set(self._admission.queued_requests)
-        self._metrics.queued_prompt_tokens.set(self._admission.queued_tokens)
+        self._metrics.queue_depth.set(self._entrance.queued_requests)
+        self._metrics.queued_prompt_tokens.set(self._entrance.queued_tokens)
         for role in (PREFILL, DECODE):
             self._metrics.ready_workers.labels(role=role).set(self.workers.ready(role))
 
@@ -388,6 +387,7 @@ class Gateway:
             "discovery": "redis" if self._config.redis_url else "static",
             "registry": "degraded" if self.workers.degraded else "ok",
             "quotas": self._quotas.state,
+            "local_prefill": self._router.describe(),
             "workers": self.workers.describe(),
         }
 

@@ -23,6 +23,7 @@ from gateway.clients.events import (
 )
 from gateway.clients.prefill import PrefillClient
 from gateway.job import Event
+from gateway.local_prefill import Router
 from gateway.merge import merged
 from gateway.prober import Prober
 from gateway.run_state import RunState
@@ -57,6 +58,8 @@ class Services:
     """Load accounts and breakers."""
     background: Background
     """Runs what must not wait for the client."""
+    router: Router
+    """Decides who reads a prompt."""
     prober: Prober
     """Looks again at workers that could not be reached."""
 
@@ -101,7 +104,8 @@ class Attempt:
         """The error as clients know it: a worker that went away is one of its role that lacks."""
         if error.error_code != UnavailableError.code:
             return error
-        role = "prefill" if self.blamed == self._pair.prefill else "decode"
+        read_apart = not self._pair.local and self.blamed == self._pair.prefill
+        role = "prefill" if read_apart else "decode"
         return UnavailableError(
             error.message, code=f"no_{role}_worker", retry_after_s=error.retry_after_s
         )
@@ -276,10 +280,13 @@ class Attempt:
         self._note_route(self._targets[0])
 
     def _note_route(self, decode: Target) -> None:
+        pair = self._pair
+        who = f"pair: {pair.prefill.worker_id} -> {decode.worker_id}"
+        if pair.local:
+            who = f"local: {decode.worker_id} reads the prompt itself, {pair.local}"
         self._state.report.tries[-1].decode = decode.worker_id
         self._state.report.route = (
-            f"pair: {self._pair.prefill.worker_id} -> {decode.worker_id}; {self._pair.reason}; "
-            f"{self._pruning}; attempt {self._key.attempt}"
+            f"{who}; {pair.reason}; {self._pruning}; attempt {self._key.attempt}"
         )
 
     def _take_sealed(self, event: Sealed) -> None:

@@ -75,6 +75,9 @@ class GatewayConfig:
     worker_prompt_tokens: int = 16_384
     """Prompt tokens sent to one prefill worker before others wait in the gateway, where keys take
     fair turns; two prompts are always sent, so that no worker is idle."""
+    short_prompt_tokens: int = 512
+    """Prompts up to this many tokens are read by the decode worker that answers them, where one has
+    local_prefill_tokens; others only when no prefill worker takes them. 0: no prompt is short."""
     key_requests_per_minute: int = 0
     """Requests that a key without a limit of its own may send in a minute; 0 is no limit. Without
     keys all clients are one."""
@@ -157,6 +160,7 @@ class GatewayConfig:
             "max_retries",
             "retry_budget",
             "link_band_tokens",
+            "short_prompt_tokens",
             "key_requests_per_minute",
             "key_tokens_per_minute",
             "debug_requests",

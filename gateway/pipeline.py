@@ -149,7 +149,9 @@ class Pipeline:
     async def _attempts(self, state: RunState) -> AsyncGenerator[Event, None]:
         failures = 0
         while True:
-            pair = self._services.workers.choose(avoid=state.avoid)
+            pair = self._services.router.pair(
+                len(state.job.prompt_ids), planned=state.place.local, avoid=state.avoid
+            )
             attempt = Attempt(state, pair=pair, services=self._services)
             tried = Try(prefill=pair.prefill.worker_id, decode=pair.decodes[0].worker_id)
             state.report.tries.append(tried)
@@ -175,7 +177,8 @@ class Pipeline:
         if isinstance(error, HandoffError) and failures > 1:
             return False
         overloaded = isinstance(error, OverloadedError)
-        if overloaded and not self._services.workers.has_alternative(avoid=state.avoid):
+        router, tokens = self._services.router, len(state.job.prompt_ids)
+        if overloaded and not router.has_alternative(tokens, avoid=state.avoid):
             return False
         return self._retries.budget.take()
 

@@ -1,7 +1,7 @@
 """Who is alive, how busy they are as far as this gateway knows, and which pair comes next."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -31,6 +31,8 @@ class Pair:
     """May take the KV, in order of preference; at least one."""
     reason: str
     """How they were chosen."""
+    local: str = ""
+    """Why one decode worker is to read the prompt as well; empty: a prefill worker reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,34 @@ class Workers:
             reason=", ".join(filter(None, (self._policy.name, choice.link.text))),
         )
 
+    def choose_local(self, tokens: int, *, avoid: set[str], why: str) -> Pair:
+        """A decode worker that reads a prompt itself; those in `avoid` only without another.
+
+        Raises:
+            UnavailableError: none takes a prompt of this length.
+        """
+        cards = [card for card in self._live(DECODE) if card.local_prefill_tokens >= tokens]
+        if not cards:
+            raise _none_left(DECODE, f"none reads prompts of {tokens} tokens itself")
+        card = self._ordered(DECODE, cards, avoid)[0].card
+        self._forget_breakers()
+        self._breaker(card.worker_id).chosen(self._clock())
+        target = Target(card.worker_id, card.address)
+        return Pair(prefill=target, decodes=(target,), reason=self._policy.name, local=why)
+
+    def readers(self, tokens: int = 1, *, avoid: Collection[str] = ()) -> int:
+        """Number of decode workers that would read a prompt of this length themselves."""
+        try:
+            live = self._live(DECODE)
+        except UnavailableError:
+            return 0
+        takes = (card for card in live if card.local_prefill_tokens >= tokens)
+        return sum(card.worker_id not in avoid for card in takes)
+
+    def longest_read(self) -> int:
+        """Longest prompt that some decode worker would read itself, in tokens; 0: none would."""
+        return max((card.local_prefill_tokens for card in self._discovery.cards(DECODE)), default=0)
+
     def taking_prompts(self) -> int:
         """Number of prefill workers that take work; 0 as long as no request can be served."""
         try:
@@ -126,11 +156,17 @@ class Workers:
         return len(prefills) if _any_pair(prefills, decodes) else 0
 
     def ready(self, role: str) -> int:
-        """Number of workers of a role that answer and do not drain."""
+        """Number of workers that do a role's work, answer and do not drain.
+
+        Decode workers that read prompts themselves do the work of both.
+        """
         now = self._clock()
+        cards = self._discovery.cards(role)
+        if role == PREFILL:
+            readers = (c for c in self._discovery.cards(DECODE) if c.local_prefill_tokens)
+            cards = [*cards, *readers]
         return sum(
-            not card.draining and self._breaker(card.worker_id).allows(now)
-            for card in self._discovery.cards(role)
+            not card.draining and self._breaker(card.worker_id).allows(now) for card in cards
         )
 
     def has_alternative(self, *, avoid: set[str]) -> bool:
@@ -183,6 +219,8 @@ class Workers:
 
     def missing(self) -> str | None:
         """Why a request cannot be served now; None when it can."""
+        if self.readers():
+            return None
         try:
             prefills, decodes = self._live(PREFILL), self._live(DECODE)
         except UnavailableError as error:
@@ -203,6 +241,7 @@ class Workers:
                 "queued_tokens": card.queued_tokens,
                 "free_pages": card.free_pages,
                 "total_pages": card.total_pages,
+                "local_prefill_tokens": card.local_prefill_tokens,
                 "transports": list(card.transports),
                 "rejected_transports": list(card.rejected_transports),
                 "faults": card.faults,

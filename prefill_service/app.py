@@ -11,50 +11,28 @@ from prometheus_client import CollectorRegistry
 
 from prefill_service.config import PrefillConfig
 from prefill_service.engine.banner import banner, warn_of_buffer
-from prefill_service.engine.compute import ComputeThread
-from prefill_service.engine.courier import DeliveryPolicy
 from prefill_service.engine.engine import PrefillEngine
-from prefill_service.engine.held import HeldStore
 from prefill_service.engine.publisher import CardPublisher
-from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from prefill_service.engine.readiness import ReadinessBoard
 from prefill_service.engine.recorder import MetricsRecorder
-from prefill_service.engine.runner import PrefillRunner
-from prefill_service.engine.sender import Links
-from prefill_service.engine.services import Services, profile_planner
-from prefill_service.engine.warm_up import warm_up
+from prefill_service.engine.warm_up import WARM_UP_TOKENS, warm_up
 from prefill_service.engine.watchdog import Watchdog
-from prefill_service.rpc.control import CAPABILITIES
-from prefill_service.rpc.decode_client import DecodeClient
-from prefill_service.rpc.lanes import open_lanes
-from prefill_service.rpc.requests import ModelLimits
+from prefill_service.parts import Parts
 from prefill_service.rpc.services import SERVICE_NAMES, add_services
 from shared.config.exit_codes import ExitCode
 from shared.config.fingerprint import config_fingerprint
 from shared.config.version import package_version
-from shared.discovery.address_guard import AddressGuard
 from shared.discovery.advertise import advertised_address
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
-from shared.errors import ConfigError
-from shared.grammar.compiler import GrammarCompiler
-from shared.kv.geometry import KvGeometry
-from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel, load_model
 from shared.rpc.server import RpcServer, build_server
-from shared.rpc.tls import PeerTls
 from shared.telemetry.admin import admin_server
 from shared.telemetry.certificates import Certificates, mutual_certificates
 from shared.telemetry.http_server import HttpServer
 from shared.telemetry.metrics import HealthMetrics, PrefillMetrics
 from shared.telemetry.spans import SpanOwner, SpanSource
 from shared.telemetry.tracing import open_spans
-from shared.tokenizer.tokenizer import Tokenizer
-from shared.transport.hello import Peer
-from shared.transport.topology import read_topology
-from shared.types.worker_info import WorkerInfo
-
-WARM_UP_TOKENS = 32
 
 _log = structlog.get_logger(__name__)
 
@@ -86,7 +64,7 @@ class PrefillApp:
         self.certificates: Certificates | None = None
         self._rpc: RpcServer | None = None
         self._admin: HttpServer | None = None
-        self._parts: _Parts | None = None
+        self._parts: Parts | None = None
         self._publisher: CardPublisher | None = None
 
     # --- start --------------------------------------------------------------------------------
@@ -104,7 +82,7 @@ class PrefillApp:
         with self._board.startup("loading", "weights"):
             loaded = await asyncio.to_thread(self._load)
         with self._board.startup("loading", "engine"):
-            parts = self._parts = _Parts(loaded, app=self)
+            parts = self._parts = Parts(loaded, owner=self)
             info = parts.info
             self.recorder.serves(
                 role="prefill",
@@ -174,7 +152,7 @@ class PrefillApp:
             progress=self._board.progressed,
         )
 
-    async def _serve(self, rpc: RpcServer, parts: "_Parts") -> None:
+    async def _serve(self, rpc: RpcServer, parts: Parts) -> None:
         parts.engine.start()
         add_services(
             rpc.server,
@@ -224,7 +202,7 @@ class PrefillApp:
         )
         return rpc, advertised
 
-    async def _register(self, parts: "_Parts", address: str) -> None:
+    async def _register(self, parts: Parts, address: str) -> None:
         if not self.config.redis_url:
             return
         card = WorkerCard.of(parts.info, address=address)
@@ -302,98 +280,3 @@ class PrefillApp:
         if self._admin is not None:
             await self._admin.stop()
         await asyncio.to_thread(self._spans.close)
-
-
-class _Parts:
-    """What is built once the model is in memory."""
-
-    def __init__(self, loaded: LoadedModel, *, app: PrefillApp) -> None:
-        config, model = app.config, loaded.model
-        attention = probe_attention(model.device)
-        self.model = model.identity(config.model_name or loaded.name)
-        self.limits = ModelLimits(
-            vocab_size=model.config.vocab_size,
-            max_model_len=_max_model_len(config, loaded),
-            num_layers=model.config.num_layers,
-            sparsity=loaded.profile.sparsity,
-        )
-        self.grammars = GrammarCompiler(
-            Tokenizer.from_folder(loaded.folder),
-            on_compiled=app.recorder.grammar_compiled,
-        )
-        self.runner = PrefillRunner(
-            model, attention=attention.backend, chunk_tokens=config.chunk_tokens
-        )
-        self.compute = ComputeThread(self.runner)
-        self.planner = profile_planner(
-            model.config, geometry=model.geometry(), params=loaded.profile.pruning
-        )
-        tls = PeerTls.of(app.certificates, name=config.tls_name)
-        self.client = DecodeClient(
-            model=self.model,
-            timeout_s=config.rpc_timeout_s,
-            tls=tls,
-            guard=AddressGuard(config.worker_networks),
-        )
-        place = read_topology(config.device)
-        own = Peer(model=self.model, incarnation=app.incarnation, place=place)
-        self.lanes = open_lanes(config, own, tls=tls, registry=app.registry)
-        self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), app=app))
-        self.info = WorkerInfo(
-            role="prefill",
-            capabilities=CAPABILITIES,
-            worker_id=app.worker_id,
-            incarnation=app.incarnation,
-            model=self.model,
-            max_model_len=self.limits.max_model_len,
-            version=package_version(),
-            device=config.device,
-            attention_backend=attention.backend.name,
-            rejected_backends=tuple(f"{r.name}: {r.reason}" for r in attention.rejected),
-            transports=self.lanes.chosen.names,
-            rejected_transports=tuple(each.text for each in self.lanes.chosen.rejected),
-            faults=config.faults_text,
-            profile=loaded.profile.label,
-            methods_hash=loaded.profile.methods_hash,
-            topology=place,
-        )
-
-    def _services(
-        self, config: PrefillConfig, *, geometry: KvGeometry, app: PrefillApp
-    ) -> Services:
-        speed = SpeedMeter()
-        return Services(
-            compute=self.compute,
-            planner=self.planner,
-            model=self.model,
-            geometry=geometry,
-            links=Links(peer=self.client, pairs=self.lanes.pairs),
-            policy=DeliveryPolicy(
-                tries=config.delivery_tries, reserve_wait_s=config.reserve_wait_s
-            ),
-            queue=TokenQueue(config.queue_tokens, speed=speed),
-            held=HeldStore(
-                buffer_bytes=config.buffer_bytes,
-                sealed_bytes=config.sealed_bytes,
-                lease_s=config.sealed_lease_s,
-            ),
-            speed=speed,
-            recorder=app.recorder,
-        )
-
-    async def close(self) -> None:
-        """Ends the engine and drops every connection."""
-        await self.engine.close()
-        await self.client.close()
-        await self.lanes.close()
-
-
-def _max_model_len(config: PrefillConfig, loaded: LoadedModel) -> int:
-    longest = loaded.model.config.max_position
-    if config.max_model_len > longest:
-        raise ConfigError(
-            f"max_model_len {config.max_model_len} is beyond the model's {longest} positions; "
-            "lower it, or leave it at 0 for the model's own",
-            param="max_model_len",
-        )
-    return config.max_model_len or longest

@@ -41,6 +41,10 @@ class WorkerLoad:
     """Tokens of unpruned context that the KV cache holds in all."""
     max_batch: int
     """Rows of one step at most."""
+    queued_tokens: int = 0
+    """Prompt tokens that wait for the prefill engine beside; 0 without one."""
+    local_prefill_tokens: int = 0
+    """Longest prompt that the prefill engine beside would take now; 0: none."""
 
 
 class TokenRate:

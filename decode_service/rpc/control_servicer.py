@@ -60,6 +60,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return control_pb2.GetLoadResponse(
             draining=load.draining,
             queued_requests=load.waiting,
+            queued_tokens=load.queued_tokens,
             running_requests=load.running,
             free_pages=load.free_pages,
             total_pages=load.total_pages,
@@ -69,6 +70,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             tokens_per_second=load.tokens_per_second,
             kv_tokens=load.kv_tokens,
             max_batch=load.max_batch,
+            local_prefill_tokens=load.local_prefill_tokens,
         )
 
     async def Drain(

@@ -9,6 +9,7 @@ from decode_service.engine.reservations import ReservationTable
 from shared.kv.slab import Slab
 from shared.registry.registry import Registry
 from shared.transport import grpc_stream, nixl_wire
+from shared.transport.base import LocalEndpoint
 from shared.transport.choice import ChosenTransports, open_transports
 from shared.transport.grpc_receiver import add_transfer_service
 from shared.transport.hello import Peer
@@ -67,6 +68,10 @@ class LandingGround:
             direct=[receiver.offer for receiver in self._direct],
         )
         add_probe_service(server, self.probes)
+
+    def endpoint(self, own: Peer) -> LocalEndpoint:
+        """The same slab for a sender of this process, whose bytes need no wire."""
+        return LocalEndpoint(writer=self._writer, model=own.model, incarnation=own.incarnation)
 
     async def close(self) -> None:
         """Frees them, after the server stopped; twice is fine."""

@@ -14,7 +14,7 @@ from shared.telemetry.admin import Readiness
 CARD_EVERY_S = 2.0
 """Seconds between cards with fresh load."""
 
-START_PHASES = ("weights", "cache", "warm_up", "register")
+START_PHASES = ("weights", "cache", "transports", "warm_up", "local_prefill", "register")
 """Start-up phases in order, for the progress shown meanwhile."""
 
 
@@ -94,5 +94,7 @@ class Presence:
                 running=load.running + load.waiting,
                 free_pages=load.free_pages,
                 total_pages=load.total_pages,
+                queued_tokens=load.queued_tokens,
+                local_prefill_tokens=load.local_prefill_tokens,
             )
         )

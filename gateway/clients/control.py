@@ -56,6 +56,7 @@ class ControlClient:
             methods_hash=info.methods_hash,
             place=place_from_pb(info.place),
             pairs=pairs_from_pb(load.pairs),
+            local_prefill_tokens=load.local_prefill_tokens,
         )
 
     async def drain(self, address: str) -> int:

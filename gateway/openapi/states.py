@@ -107,6 +107,8 @@ class Live(BaseModel):
     queue: dict[str, int]
     discovery: Literal["static", "redis"]
     registry: Literal["ok", "degraded"]
+    local_prefill: dict[str, Any]
+    """Decode workers that read prompts themselves, and how often for which reason."""
     workers: list[dict[str, Any]]
     traffic: dict[str, Any]
     """Latencies, rate and requests of the last minute."""

@@ -3,6 +3,8 @@
 Every repeat has a seed of its own, which all its arms share: they get the same requests at the same
 moments. The order is turned around from repeat to repeat, so that what a machine does over time
 falls on all arms alike. Which methods run is asked for in each request; the server stays as it is.
+One arm has a server of its own: a colocated one has no prefill workers, and on the same GPUs as the
+pair it has a decode worker more for each of them.
 """
 
 import argparse
@@ -23,13 +25,21 @@ from loadtest.machine import machine_facts
 from shared.errors import ConfigError, UnavailableError
 from shared.types.options import Mode
 
+COLOCATED = "colocated"
+"""The arm whose decode workers read prompts themselves, behind a gateway of its own."""
+
 ARMS: Mapping[str, str] = {
+    COLOCATED: "colocated, full attention",
     "full": "pair, full attention",
     "prune": "pair + CLAA",
     "sparse": "pair + DELTA",
     "both": "pair + both",
 }
-"""Names are the modes that requests ask for; what each is called in the report."""
+"""What each arm is called in the report; the names of the others are the modes that requests ask
+for."""
+
+DEFAULT_ARMS = tuple(name for name in ARMS if name != COLOCATED)
+"""Arms of one server."""
 
 ARMS_FILE = "arms.json"
 REPORT_FILE = "report.html"
@@ -55,6 +65,8 @@ class ArmsPlan:
     """Of every run, as `run` has them."""
     figures: bool
     """Draw the report."""
+    colocated_host: str = ""
+    """URL of the gateway of the colocated arm."""
 
     def __post_init__(self) -> None:
         if set(self.arms) - set(ARMS) or len(set(self.arms)) < len(self.arms):
@@ -64,6 +76,11 @@ class ArmsPlan:
             )
         if len(self.arms) < 2:  # noqa: PLR2004  a comparison
             raise ConfigError("one arm cannot be compared: give --arms two or more, the base first")
+        if (COLOCATED in self.arms) != bool(self.colocated_host):
+            raise ConfigError(
+                f"the arm {COLOCATED} and --colocated-host go together: give the URL of a gateway "
+                "without prefill workers (`tandem up --prefill 0`) and name the arm, or neither"
+            )
         if self.repeats < 1:
             raise ConfigError(f"repeats is {self.repeats}: give at least 1, and 3 for intervals")
         if (self.out / ARMS_FILE).exists():
@@ -85,10 +102,15 @@ class ArmsPlan:
     def run_flags(self, repeat: int, arm: str) -> list[str]:
         """All flags of one run."""
         folder = self.folder(repeat, arm)
+        mode, server = Mode(arm) if arm != COLOCATED else Mode.FULL, self.server(arm)
         return [
-            *self.flags, "--mode", Mode(arm).value, "--seed", str(self.seed + repeat),
+            *self.flags, *server, "--mode", mode.value, "--seed", str(self.seed + repeat),
             "--out", str(folder), "--no-report",
         ]  # fmt: skip
+
+    def server(self, arm: str) -> list[str]:
+        """The flags that name an arm's own server, after those that name that of the others."""
+        return ["--host", self.colocated_host] if arm == COLOCATED else []
 
 
 def run_arms(arguments: Sequence[str]) -> int:
@@ -127,7 +149,8 @@ def run_arms(arguments: Sequence[str]) -> int:
 def add_arms_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `arms` itself; all others are those of `run`."""
     add = parser.add_argument
-    add("--arms", default=",".join(ARMS), help="methods in turn, the base first")
+    add("--arms", default=",".join(DEFAULT_ARMS), help=f"of {', '.join(ARMS)}; the base first")
+    add("--colocated-host", default="", help=f"URL of the gateway of the arm {COLOCATED}")
     add("--repeats", type=int, default=3, help="runs of each; 3 or more have intervals")
     add("--seed", type=int, default=0, help="of the first repeat; each later one counts up")
     add("--out", type=Path, default=Path("load-arms"), help="folder that takes the results")
@@ -148,11 +171,18 @@ def _plan(arguments: Sequence[str]) -> ArmsPlan:
         out=given.out,
         flags=tuple(flags),
         figures=not given.no_report,
+        colocated_host=given.colocated_host,
     )
     one = argparse.ArgumentParser(prog="python -m loadtest.load arms", allow_abbrev=False)
     one.add_argument("--host", required=True)
     add_flags(one)
-    settings_of(vars(one.parse_args(plan.run_flags(0, plan.arms[0]))))
+    for arm in plan.arms:
+        settings = settings_of(vars(one.parse_args(plan.run_flags(0, arm))))
+        if arm == COLOCATED and settings.grpc:
+            raise ConfigError(
+                f"the arm {COLOCATED} has a REST address only, and this load goes over gRPC to "
+                f"{settings.grpc}; leave the arm out, or take --api chat or completions"
+            )
     return plan
 
 

@@ -46,13 +46,24 @@ def _headlines(summary: Mapping[str, Any]) -> list[str]:
         "at the same moments.",
         f"Server: {server['model']}, version {server['version']}, properties "
         f"{server['fingerprint'][:12]}.",
-        "Full attention in one process is no arm: the decode side has no prefill of its own.",
+        _servers(summary["arms"]),
     ]
     if repeats < MIN_RUNS:
         lines.append(f"Fewer than {MIN_RUNS} repeats say nothing about spread: no intervals.")
     if not summary["one_server"]:
         lines.append("The server's properties changed between runs: the arms are not comparable.")
     return lines
+
+
+def _servers(arms: Mapping[str, Any]) -> str:
+    """Who answered whom."""
+    by_host: dict[str, list[str]] = {}
+    for arm in arms.values():
+        by_host.setdefault(arm["host"], []).append(arm["title"])
+    if len(by_host) == 1:
+        return "One server answered all arms."
+    who = "; ".join(f"{host}: {', '.join(titles)}" for host, titles in by_host.items())
+    return f"Two servers, to be compared on as many GPUs or cores each: {who}."
 
 
 def _arm_rows(arms: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -18,7 +18,7 @@ _SEVERITY = (
     Verdict.CLIENT_SATURATED,
     Verdict.INCOMPLETE,
 )
-_OWN = ("out", "seed", "overrides", "figures")
+_OWN = ("out", "host", "seed", "overrides", "figures")
 """Settings in which the runs differ, or which say nothing about the load."""
 
 
@@ -63,6 +63,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 def _arm(runs: Sequence[Mapping[str, Any]], *, title: str) -> dict[str, Any]:
     return {
         "title": title,
+        "host": runs[0]["settings"]["host"],
         "overrides": runs[0]["settings"]["overrides"],
         "runs": [
             {

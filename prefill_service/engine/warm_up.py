@@ -10,6 +10,9 @@ from shared.types.handoff import HandoffKey
 from shared.types.options import RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions
 
+WARM_UP_TOKENS = 32
+"""Enough for every kind of work that a prompt makes."""
+
 
 def warm_up(runner: PrefillRunner, *, planner: Planner, tokens: int) -> None:
     """Runs a prompt of `tokens` tokens and forgets it; blocks."""

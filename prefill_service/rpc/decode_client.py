@@ -4,6 +4,7 @@ from __future__ import annotations  # the async stub exists for the type checker
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
@@ -16,6 +17,7 @@ from shared.errors import HandoffError, UnavailableError
 from shared.rpc.channel_pool import ChannelPool
 from shared.rpc.status import error_from_rpc
 from shared.rpc.tls import PeerTls
+from shared.transport import loopback
 from shared.transport.base import Grant
 from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import KvManifest
@@ -140,6 +142,19 @@ class DecodeClient:
         if self._guard is not None:
             await self._guard.check(address)
         return decode_pb2_grpc.DecodeServiceStub(self._channels.get(address))
+
+
+class SameProcessClient(DecodeClient):
+    """Calls to the decode worker of this very process, whose slab needs no wire to be reached."""
+
+    async def reserve(
+        self, target: Target, *, key: HandoffKey, terms: ReserveTerms
+    ) -> Grant | Busy:
+        """See `DecodeClient.reserve`; no grant names `loopback`, which is nobody else's to use."""
+        answer = await super().reserve(target, key=key, terms=terms)
+        if isinstance(answer, Busy):
+            return answer
+        return replace(answer, transports=(loopback.NAME, *answer.transports))
 
 
 async def _translated(call: Awaitable[T]) -> T:

@@ -1,5 +1,6 @@
 """The sending ends of the transports of a prefill worker, and what is known of them by pair."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry
@@ -7,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prefill_service.config import PrefillConfig
 from shared.rpc.tls import PeerTls
 from shared.telemetry.metrics import PairMetrics, TransferMetrics
-from shared.transport.base import TransportContext
+from shared.transport.base import LocalEndpoint, TransportContext
 from shared.transport.choice import ChosenTransports
 from shared.transport.hello import Peer
 from shared.transport.instrumented import InstrumentedTransport, instrumented_transports
@@ -35,10 +36,44 @@ class Lanes:
             await transport.close()
 
 
+class OnlyEndpoint(Mapping[str, LocalEndpoint]):
+    """The one receiver of this process, by whatever address others know its worker.
+
+    Another worker's grant shows another incarnation, which no sender takes for this one's.
+
+    Args:
+        endpoint: the receiver.
+    """
+
+    def __init__(self, endpoint: LocalEndpoint) -> None:
+        self._endpoint = endpoint
+
+    def __getitem__(self, address: str) -> LocalEndpoint:
+        return self._endpoint
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 1
+
+
 def open_lanes(
-    config: PrefillConfig, own: Peer, *, tls: PeerTls | None, registry: CollectorRegistry
+    config: PrefillConfig,
+    own: Peer,
+    *,
+    tls: PeerTls | None,
+    registry: CollectorRegistry,
+    endpoint: LocalEndpoint | None = None,
 ) -> Lanes:
     """Opens what the settings name.
+
+    Args:
+        config: settings.
+        own: this side.
+        tls: mutual TLS with the decode workers; None: plain text.
+        registry: takes the metrics.
+        endpoint: a receiver of this process, for the transport `loopback`.
 
     Raises:
         ConfigError: a name is unknown, or the required or every wanted one does not work here.
@@ -46,7 +81,12 @@ def open_lanes(
     chosen = instrumented_transports(
         config.transports,
         required=config.require_transport,
-        context=TransportContext(model=own.model, incarnation=own.incarnation, tls=tls),
+        context=TransportContext(
+            model=own.model,
+            incarnation=own.incarnation,
+            local_endpoints={} if endpoint is None else OnlyEndpoint(endpoint),
+            tls=tls,
+        ),
         metrics=TransferMetrics(registry),
         faults=config.faults,
     )

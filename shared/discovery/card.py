@@ -50,6 +50,8 @@ class WorkerCard:
     """Changes with the pruning and page selection of its profile; empty when it is not told."""
     place: Topology = field(default_factory=Topology)
     """Where its memory is."""
+    local_prefill_tokens: int = 0
+    """Longest prompt that a decode worker would read itself now; 0: none."""
     pairs: tuple[PairState, ...] = ()
     """What a prefill worker knows of its transports to decode workers."""
 

@@ -104,6 +104,12 @@ class GatewayMetrics(GrammarMetrics):
         self.rejected = Counter(
             "tandem_rejected", "Requests turned away", ["reason"], registry=registry
         )
+        self.local_prefills = Counter(
+            "tandem_local_prefills",
+            "Prompts sent to a decode worker that reads them itself",
+            ["reason"],
+            registry=registry,
+        )
         self.quota_fallbacks = Counter(
             "tandem_quota_fallbacks",
             "Requests whose quota was judged by this gateway alone while Redis was lost",
@@ -169,7 +175,8 @@ class GatewayMetrics(GrammarMetrics):
         )
         self.ready_workers = Gauge(
             "tandem_ready_workers",
-            "Workers that this gateway knows, that answer and do not drain",
+            "Workers that this gateway knows, that answer and do not drain; a decode worker that "
+            "reads prompts itself counts in both roles",
             ["role"],
             registry=registry,
         )

@@ -261,12 +261,14 @@ async def test_a_slower_transport_than_both_speak_is_told(page):
         {"prefill": "p", "decode": "d", "transport": "nixl"},
         {"prefill": "p", "decode": "old", "transport": "grpc"},
         {"prefill": "gone", "decode": "d", "transport": "grpc"},
+        {"prefill": "d", "decode": "d", "transport": "loopback"},  # it reads prompts itself
     ]
     script = (
         "(m, [workers, flows]) => m.flowsOf(workers, flows).map((flow) => [flow.best, flow.slow])"
     )
     assert await page.module("flowmap.js", script, [workers, flows]) == [
         ["nixl", True], ["nixl", False], ["grpc", False], [None, False],
+        [None, False],
     ]  # fmt: skip
 
 

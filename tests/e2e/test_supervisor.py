@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from deploy.launch import ROLE_MODULES
 from tests.support.processes import FREE_PORTS, UpProcess, run_tandem, running_up
 from tests.support.redis_server import RedisServer
 
@@ -33,6 +34,16 @@ def test_sigterm_drains_in_order_and_leaves_nothing(tiny_model_dir):
     assert not [child for child in children if child.is_running()]
 
 
+def test_no_prefill_workers_at_all(tiny_model_dir):
+    with running_up("--model", str(tiny_model_dir), "--prefill", "0") as up:
+        assert any("reads prompts of up to" in text for text in up.out), up.log()
+        body = {"model": "tiny", "prompt": "go", "max_tokens": 4, "ignore_eos": True}
+        answer = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == 4
+        assert "no_prefill_worker" in answer["tandem"]["route"]
+        assert up.stop() == 0
+
+
 def test_dead_role_is_named_and_the_others_end(tiny_model_dir):
     with running_up("--model", str(tiny_model_dir)) as up:
         children = psutil.Process(up.process.pid).children(recursive=True)
@@ -48,7 +59,7 @@ def test_dead_role_is_named_and_the_others_end(tiny_model_dir):
             for line in response.iter_lines():
                 lines.append(line)
                 if len(lines) == 3:
-                    os.kill(up.pid("decode_service"), signal.SIGKILL)
+                    os.kill(up.pid(ROLE_MODULES["decode"]), signal.SIGKILL)
         assert up.wait_end() == 1
     assert '"error"' in "\n".join(lines)
     assert "data: [DONE]" not in lines
@@ -65,7 +76,9 @@ def test_second_signal_kills_what_the_first_would_finish(tiny_model_dir):
         body["ignore_eos"] = True
         with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=60) as response:
             assert next(response.iter_lines()).startswith("data: ")
-            os.kill(up.pid("decode_service"), signal.SIGSTOP)  # the answer never ends by itself
+            os.kill(
+                up.pid(ROLE_MODULES["decode"]), signal.SIGSTOP
+            )  # the answer never ends by itself
             up.process.send_signal(signal.SIGINT)
             wait_for_text(up, "stopping gateway")
             assert up.process.poll() is None
@@ -114,7 +127,7 @@ def test_workers_found_through_redis_serve(tiny_model_dir):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("up", "--prefill", "0"), 3, "needs at least one worker"),
+        (("up", "--decode", "0"), 3, "needs at least one worker"),
         (("up", "--prefil", "1"), 2, "unrecognized arguments"),
         (("decode", "--max-batch", "many"), 3, "whole number"),
         (("prefill", "--model", "no-such-model", "--port", "0", "--admin-port", "0"), 6, "unknown"),

@@ -13,14 +13,15 @@ import grpc.aio
 import httpx
 import psutil
 
+from deploy.launch import ROLE_MODULES
 from protos.tandem.v1 import control_pb2, control_pb2_grpc
 from shared.rpc.channel import open_channel
 from shared.types.model_identity import ModelIdentity
 from shared.wire.identity import identity_from_pb
 from tests.support.processes import UpProcess, running_up
 
-ROLES = {"gateway": "gateway", "prefill": "prefill_service", "decode": "decode_service"}
-"""Roles and their packages."""
+ROLES = ROLE_MODULES
+"""Roles and what their processes run."""
 
 SETTLE_S = 120.0
 """Longest wait for what ends with a lease; a bound for a test that would hang, not a promise."""

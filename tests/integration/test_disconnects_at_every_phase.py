@@ -98,7 +98,8 @@ class Hall:
     async def nothing_left(self) -> None:
         """Pages, slots, leases and counters of all three are where they began."""
         gateway, decode = self.stack.gateway, self.stack.decode.core.worker
-        pipeline, admission, line = gateway._pipeline, gateway._admission, gateway._dispatcher
+        pipeline, lane = gateway._pipeline, gateway._entrance.pool
+        admission, line = lane.admission, lane.dispatcher
         assert pipeline is not None
         await until(lambda: pipeline.running.count == 0 and not gateway._background._tasks)
         assert (admission.queued_requests, admission.queued_tokens) == (0, 0)
@@ -193,9 +194,9 @@ async def test_in_the_gateways_queue(hall: Hall, kind: str) -> None:
         second = hall.ask_little()
         await hall.stack.prefill.wait_load(queued_requests=1)
         third = hall.ask(kind)
-        await until(lambda: hall.stack.gateway._dispatcher.waiting == 1)
+        await until(lambda: hall.stack.gateway._entrance.pool.dispatcher.waiting == 1)
         await gone(third)
-        await until(lambda: hall.stack.gateway._dispatcher.waiting == 0)
+        await until(lambda: hall.stack.gateway._entrance.pool.dispatcher.waiting == 0)
     await asyncio.gather(first, second)
     assert hall.blocks.runs == 2, "the workers never heard of it"
 

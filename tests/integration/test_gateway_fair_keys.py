@@ -40,7 +40,7 @@ class Keyed:
         """Waits until so many prompt tokens wait for their start."""
 
         async def holds() -> bool:
-            admission = self.rig.gateway._admission
+            admission = self.rig.gateway._entrance.pool.admission
             return self.rig.prefills[0].running == 2 and admission.queued_tokens == tokens
 
         await until(holds)

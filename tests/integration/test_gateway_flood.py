@@ -50,7 +50,7 @@ class Flood:
         await until(holds, timeout_s=100.0)
 
     def _queue(self) -> tuple[int, int]:
-        admission = self.rig.gateway._admission
+        admission = self.rig.gateway._entrance.pool.admission
         return admission.queued_requests, admission.queued_tokens
 
     async def statuses(self) -> Counter[int]:
@@ -108,9 +108,9 @@ async def withstand(folder: Path, requests: int) -> None:
         assert statuses == {200: accepted, 429: len(refusals)}
         # At once after it the next one is served, and nothing is left behind.
         assert (await flood.rig.complete(prompt=PROMPT)).status_code == 200
-        admission = flood.rig.gateway._admission
+        admission = flood.rig.gateway._entrance.pool.admission
         assert (admission.queued_requests, admission.queued_tokens) == (0, 0)
-        dispatcher = flood.rig.gateway._dispatcher
+        dispatcher = flood.rig.gateway._entrance.pool.dispatcher
         assert (dispatcher.sent_prompts, dispatcher.sent_tokens, dispatcher.waiting) == (0, 0, 0)
         metrics = (await flood.rig.http.get("/metrics")).text
         assert f'tandem_rejected_total{{reason="queue_full"}} {float(len(refusals))}' in metrics
@@ -135,7 +135,7 @@ async def test_clients_that_leave_in_a_flood_make_room(folder: Path) -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
         async def nothing_waits() -> bool:
-            return flood.rig.gateway._admission.queued_tokens == 0
+            return flood.rig.gateway._entrance.pool.admission.queued_tokens == 0
 
         await until(nothing_waits)
         flood.gate.set()

@@ -136,9 +136,52 @@ def test_the_command_prints_what_the_arms_came_to(
     assert capsys.readouterr().out == ""  # old results are not printed as new ones
 
 
+async def test_the_colocated_arm_asks_another_server_for_full_attention(tmp_path: Path) -> None:
+    out, folder = tmp_path / "out", write_tokenizer_folder(tmp_path / "model")
+    async with (
+        running_rig(folder) as pair,
+        running_rig(folder, prefills=0, reads_tokens=1 << 20) as alone,
+    ):
+        code, said = await started(
+            "-m", "loadtest.load", "arms", "--host", pair.url, "--colocated-host", alone.url,
+            "--arms", "colocated,full", "--repeats", "1", "--rate", "6", "--seconds", "1",
+            "--out", str(out), "--slo", "chat:ttft=60,tpot=60", "--max-lag", "1000",
+        )  # fmt: skip
+        assert {options.mode for options in alone.simulation.options} == {Mode.FULL}
+        asked = [len(rig.simulation.options) for rig in (alone, pair)]
+    assert code == 0, said
+    assert asked[0] == asked[1] > 0
+    assert "run 1 of 2: colocated, full attention" in said
+    found = json.loads((out / "arms.json").read_text())
+    assert [found["arms"][arm]["host"] for arm in ("colocated", "full")] == [alone.url, pair.url]
+    assert found["one_server"], "both are of one release, model and settings"
+    page = (out / "report.html").read_text()
+    assert "pair, full attention / colocated, full attention" in page
+    assert "Two servers, to be compared on as many GPUs or cores each" in page
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
+        (("--arms", "colocated,full"), "go together"),
+        (("--colocated-host", "http://c"), "go together"),
+        (
+            (
+                "--arms",
+                "colocated,full",
+                "--colocated-host",
+                "http://c",
+                "--api",
+                "grpc",
+                "--grpc",
+                "h:1",
+                "--rate",
+                "1",
+                "--seconds",
+                "2",
+            ),
+            "REST address only",
+        ),
         (("--arms", "full"), "one arm"),
         (("--arms", "full,none"), "cannot be run"),
         (("--arms", "full,full"), "cannot be run"),

@@ -19,7 +19,7 @@ from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
 from shared.rpc.channel import open_channel
 from shared.rpc.tls import PeerTls
 from shared.telemetry.certificates import Certificates, TlsFiles
-from tests.support.decode_server import write_profile
+from tests.support.decode_server import local_prefill, write_profile
 from tests.support.gateway_rig import until
 from tests.support.tls_files import Authority, Identity
 
@@ -36,12 +36,17 @@ def authority() -> Authority:
 
 @asynccontextmanager
 async def running(
-    model: Path, folder: Path, authority: Authority
+    model: Path, folder: Path, authority: Authority, *, reads: int = 0
 ) -> AsyncIterator[tuple[DecodeServer, httpx.AsyncClient]]:
-    """The three roles; each has its own certificate in `folder`."""
+    """The three roles; each has its own certificate in `folder`.
+
+    The decode worker reads prompts of up to `reads` tokens itself.
+    """
     common: dict[str, Any] = {"port": 0, "admin_port": 0, "model": str(model)}
     common["profile"] = str(write_profile(folder))
-    decode = DecodeServer(DecodeConfig(**common, **role_files(authority.issue(folder / "decode"))))
+    shown = role_files(authority.issue(folder / "decode"))
+    config = DecodeConfig(**common, **shown, local_prefill_tokens=reads)
+    decode = DecodeServer(config, local=local_prefill(config))
     own = role_files(authority.issue(folder / "prefill"))
     prefill = PrefillApp(PrefillConfig(**common, **own))
     gateway: Gateway | None = None
@@ -89,6 +94,16 @@ async def test_requests_pass_and_go_on_passing_while_certificates_are_renewed(
         for role in ("decode", "prefill", "gateway"):
             authority.issue(tmp_path / role)
             assert await answer(http) == first
+
+
+async def test_a_worker_that_reads_prompts_itself_shows_itself_its_certificate(
+    tiny_model_dir: Path, tmp_path: Path, authority: Authority
+) -> None:
+    async with running(tiny_model_dir, tmp_path, authority, reads=64) as (_decode, http):
+        body = {"prompt": "a b c d", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+        reply = (await http.post("/v1/completions", json=body)).json()
+        assert reply["tandem"]["route"].startswith("local: ")
+        assert reply["tandem"]["transport"] == "loopback"
 
 
 async def test_strangers_reach_neither_control_nor_data(

@@ -25,12 +25,12 @@ BOTH = {"transports": ("nixl", "grpc")}
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both workers believe to be in containers of their own on one machine."""
-    for role, namespace in (("prefill", "1"), ("decode", "2")):
+    for module, namespace in (("prefill_service.parts", "1"), ("decode_service.app", "2")):
 
         def elsewhere(device: str, namespace: str = namespace) -> Topology:
             return replace(read_topology(device), host="h", pid_namespace=namespace)
 
-        monkeypatch.setattr(f"{role}_service.app.read_topology", elsewhere)
+        monkeypatch.setattr(f"{module}.read_topology", elsewhere)
 
 
 async def ask(stack: Stack) -> httpx.Response:

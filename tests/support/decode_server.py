@@ -9,6 +9,10 @@ from typing import Any, Protocol
 
 from decode_service.app import DecodeServer
 from decode_service.config import DecodeConfig
+from deploy.decode_worker import prefill_settings
+from prefill_service.config import PrefillConfig
+from prefill_service.engine.engine import PrefillEngine
+from prefill_service.local import LocalPrefill
 from shared.model.transformer import Transformer
 from shared.telemetry.spans import SpanSource
 from shared.types.methods import SparsityParams
@@ -44,7 +48,10 @@ def write_profile(folder: Path) -> Path:
 async def decode_server(
     model_dir: Path, profile: Path, *, spans: SpanSource | None = None, **settings: Any
 ) -> AsyncIterator[DecodeServer]:
-    """A running server; afterwards it must be idle, with nothing held and no task left."""
+    """A running server; afterwards it must be idle, with nothing held and no task left.
+
+    With `local_prefill_tokens` it has a prefill engine beside it, in chunks of 48 tokens.
+    """
     before = asyncio.all_tasks()
     values: dict[str, Any] = {
         "port": 0,
@@ -58,7 +65,7 @@ async def decode_server(
         "poison": True,
     }
     config = DecodeConfig(**(values | settings))
-    server = DecodeServer(config, spans=spans)
+    server = DecodeServer(config, spans=spans, local=local_prefill(config))
     try:
         await server.start()
         yield server
@@ -67,6 +74,30 @@ async def decode_server(
     finally:
         await server.stop()
     await until(lambda: not asyncio.all_tasks() - before - {asyncio.current_task()})
+
+
+def local_prefill(config: DecodeConfig) -> LocalPrefill | None:
+    """The prefill engine that the settings of a decode worker ask for."""
+    if not config.local_prefill_tokens:
+        return None
+    return LocalPrefill(prefill_settings(PrefillConfig(chunk_tokens=48), worker=config))
+
+
+def local_engine(server: DecodeServer) -> PrefillEngine:
+    """That of a running server."""
+    assert isinstance(server._local, LocalPrefill)
+    return server._local.parts.engine
+
+
+async def local_idle(server: DecodeServer) -> None:
+    """Waits until a prefill engine beside, if there is one, has nothing left of any prompt."""
+    if server._local is None:
+        return
+    engine = local_engine(server)
+    await until(lambda: engine.load().running_requests == engine.load().held_handoffs == 0)
+    load = engine.load()
+    assert load.queued_requests == load.queued_tokens == load.active_bytes == load.held_bytes == 0
+    assert not engine._tasks
 
 
 def assert_idle(server: DecodeServer) -> None:

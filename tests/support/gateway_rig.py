@@ -13,7 +13,7 @@ import httpx
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from shared.tokenizer.tokenizer import Tokenizer
-from tests.support.simulated_pair import SimulatedDecode, SimulatedPrefill
+from tests.support.simulated_pair import SimulatedDecode, SimulatedPrefill, SimulatedReader
 from tests.support.simulated_workers import Simulation
 
 DEFAULT_ANSWER = "Hello world, the answer is 42."
@@ -26,7 +26,7 @@ class Rig:
     gateway: Gateway
     simulation: Simulation
     prefills: list[SimulatedPrefill]
-    decodes: list[SimulatedDecode]
+    decodes: Sequence[SimulatedDecode]
     http: httpx.AsyncClient
 
     @property
@@ -67,14 +67,26 @@ async def running_rig(
     prefills: int = 1,
     decodes: int = 1,
     max_model_len: int = 1024,
+    reads_tokens: int = 0,
     **config: Any,
 ) -> AsyncIterator[Rig]:
-    """Starts workers and a gateway that knows them; `config` overrides settings."""
+    """Starts workers and a gateway that knows them.
+
+    Args:
+        folder: of the tokenizer.
+        prefills: their number.
+        decodes: their number.
+        max_model_len: of all of them.
+        reads_tokens: longest prompt that decode workers read themselves.
+        config: settings of the gateway.
+    """
     tokenizer = Tokenizer.from_folder(folder)
     ids = [*tokenizer.encode(DEFAULT_ANSWER), tokenizer.eos_ids[0]]
     simulation = Simulation(tokenizer, answer=lambda _prompt: ids, max_model_len=max_model_len)
     ps = [SimulatedPrefill(simulation, worker_id=f"p{i}") for i in range(prefills)]
-    ds = [SimulatedDecode(simulation, worker_id=f"d{i}") for i in range(decodes)]
+    ds = [SimulatedReader(simulation, worker_id=f"d{i}") for i in range(decodes)]
+    for reader in ds:
+        reader.local_prefill_tokens = reads_tokens
     workers = [*ps, *ds]
     for worker in workers:
         await worker.start()

@@ -66,6 +66,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "retries_denied_total": counter(),
         "rejected_total": counter("reason"),
         "quota_fallbacks_total": counter(),
+        "local_prefills_total": counter("reason"),
         "slo_total": counter("slo"),
         "slo_met_total": counter("slo"),
         "stream_stalls_total": counter(),

@@ -15,7 +15,7 @@ from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from shared.transport.fault_plan import Fault
 from shared.transport.faulty import FaultyTransport
-from tests.support.decode_server import assert_idle, decode_server
+from tests.support.decode_server import assert_idle, decode_server, local_idle
 from tests.support.prefill_worker import Worker, prefill_worker
 from tests.support.waiting import until
 
@@ -129,15 +129,19 @@ class Pool:
     async def nothing_left(self) -> None:
         """Pages, slots, leases, tasks and counters of every part are where they began."""
         gateway = self.gateway
-        pipeline, line = gateway._pipeline, gateway._dispatcher
+        pipeline, entrance = gateway._pipeline, gateway._entrance
         assert pipeline is not None
         await until(lambda: pipeline.running.count == 0 and not gateway._background._tasks)
-        assert (line.sent_prompts, line.sent_tokens, line.waiting) == (0, 0, 0)
+        for lane in (entrance.pool, entrance.local):
+            line = lane.dispatcher
+            assert (line.sent_prompts, line.sent_tokens, line.waiting) == (0, 0, 0)
+        assert (entrance.queued_requests, entrance.queued_tokens) == (0, 0)
         for prefill in self.prefills:
             await prefill.expect_idle()
             engine = prefill.engine
             await until(lambda engine=engine: engine.load().held_handoffs == 0)  # type: ignore[misc]
         for decode in self.decodes:
+            await local_idle(decode)
             worker = decode.core.worker
             await until(lambda worker=worker: worker.table.idle)  # type: ignore[misc]
             await until(lambda worker=worker: worker.intake.num_tasks == 0)  # type: ignore[misc]

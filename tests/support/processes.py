@@ -99,10 +99,10 @@ class UpProcess:
         """gRPC address of a worker, for example of `decode-0`."""
         return self._found(rf"{name} ready at (\S+)", self.err)
 
-    def pid(self, package: str) -> int:
-        """Process id of the role whose package is given."""
+    def pid(self, module: str) -> int:
+        """Process id of the role that runs a module."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        pid: int = next(child.pid for child in children if package in child.cmdline())
+        pid: int = next(child.pid for child in children if module in child.cmdline())
         return pid
 
     def wait_ready(self) -> None:

@@ -128,9 +128,11 @@ async def _prefill(settings: dict[str, Any]) -> tuple[str, Any]:
 async def _decode(settings: dict[str, Any]) -> tuple[str, Any]:
     from decode_service.app import DecodeServer
     from decode_service.config import DecodeConfig
+    from tests.support.decode_server import local_prefill
 
     sizes = {"pages_front": 64, "pages_rest": 64, "slab_bytes": 1 << 20, "threads": 1}
-    server = DecodeServer(DecodeConfig(**(_FREE | sizes | settings)))
+    config = DecodeConfig(**(_FREE | sizes | settings))
+    server = DecodeServer(config, local=local_prefill(config))
     await server.start()
     return server.address, server.stop
 

@@ -190,6 +190,14 @@ class SimulatedDecode(SimulatedWorker):
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(_Decode(self), server)
 
 
+class SimulatedReader(SimulatedDecode):
+    """A decode worker that reads prompts itself, as `local_prefill_tokens` says."""
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        super()._add_services(server)
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(_Prefill(self), server)
+
+
 class _Decode(decode_pb2_grpc.DecodeServiceServicer):
     def __init__(self, worker: SimulatedWorker) -> None:
         self._worker = worker

@@ -162,6 +162,7 @@ class SimulatedWorker:
         self.draining = False
         self.methods_hash = "simulated"
         self.queued_tokens = 0
+        self.local_prefill_tokens = 0
         self.running = 0
         self._server: RpcServer | None = None
 
@@ -213,7 +214,9 @@ class _Control(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.GetLoadRequest, context: Any
     ) -> control_pb2.GetLoadResponse:
         return control_pb2.GetLoadResponse(
-            draining=self._worker.draining, queued_tokens=self._worker.queued_tokens
+            draining=self._worker.draining,
+            queued_tokens=self._worker.queued_tokens,
+            local_prefill_tokens=self._worker.local_prefill_tokens,
         )
 
     async def Drain(  # noqa: N802

@@ -15,7 +15,8 @@ export function bestTransport(prefill, decode) {
 export function flowsOf(workers, flows) {
   const find = (id) => workers.find((worker) => worker.worker_id === id);
   return flows.map((flow) => {
-    const best = bestTransport(find(flow.prefill), find(flow.decode));
+    // A worker that reads prompts itself needs no transport: nothing is faster.
+    const best = flow.prefill === flow.decode ? null : bestTransport(find(flow.prefill), find(flow.decode));
     return { ...flow, best, slow: best !== null && flow.transport !== best };
   });
 }

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from protos.tandem.v1 import common_pb2 as protos_dot_tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/tandem/v1/control.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"\x10\n\x0eGetInfoRequest\"\xad\x03\n\x0fGetInfoResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x1d\n\x04role\x18\x03 \x01(\x0e\x32\x0f.tandem.v1.Role\x12\'\n\x05model\x18\x04 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x07 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\t \x01(\t\x12\x19\n\x11rejected_backends\x18\n \x03(\t\x12\x12\n\ntransports\x18\x0b \x03(\t\x12\x0f\n\x07profile\x18\x0c \x01(\t\x12\x14\n\x0cmethods_hash\x18\x10 \x01(\t\x12\x1b\n\x13rejected_transports\x18\x11 \x03(\t\x12\x0e\n\x06\x66\x61ults\x18\x12 \x01(\t\x12\x1f\n\x05place\x18\x13 \x01(\x0b\x32\x10.tandem.v1.PlaceJ\x04\x08\r\x10\x10R\x04hostR\x03gpuR\x0cnvlink_peers\"\x10\n\x0eGetLoadRequest\"\xdf\x02\n\x0fGetLoadResponse\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\x17\n\x0fqueued_requests\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x18\n\x10running_requests\x18\x04 \x01(\r\x12\x12\n\nfree_pages\x18\x05 \x01(\x04\x12\x13\n\x0btotal_pages\x18\x06 \x01(\x04\x12\x17\n\x0f\x66ree_slab_bytes\x18\x07 \x01(\x04\x12\x18\n\x10total_slab_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fstalled_seconds\x18\t \x01(\x01\x12\x15\n\rheld_handoffs\x18\n \x01(\r\x12\x19\n\x11tokens_per_second\x18\x0b \x01(\x01\x12\x11\n\tkv_tokens\x18\x0c \x01(\x04\x12\x11\n\tmax_batch\x18\r \x01(\r\x12#\n\x05pairs\x18\x0e \x03(\x0b\x32\x14.tandem.v1.PairState\"a\n\tPairState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x0c\n\x04gbps\x18\x03 \x01(\x01\x12\x10\n\x08rejected\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\")\n\rDrainResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\r*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x10\n\x0cROLE_GATEWAY\x10\x03\x32\xd0\x01\n\x0e\x43ontrolService\x12@\n\x07GetInfo\x12\x19.tandem.v1.GetInfoRequest\x1a\x1a.tandem.v1.GetInfoResponse\x12@\n\x07GetLoad\x12\x19.tandem.v1.GetLoadRequest\x1a\x1a.tandem.v1.GetLoadResponse\x12:\n\x05\x44rain\x12\x17.tandem.v1.DrainRequest\x1a\x18.tandem.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/tandem/v1/control.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"\x10\n\x0eGetInfoRequest\"\xad\x03\n\x0fGetInfoResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x1d\n\x04role\x18\x03 \x01(\x0e\x32\x0f.tandem.v1.Role\x12\'\n\x05model\x18\x04 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x07 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\t \x01(\t\x12\x19\n\x11rejected_backends\x18\n \x03(\t\x12\x12\n\ntransports\x18\x0b \x03(\t\x12\x0f\n\x07profile\x18\x0c \x01(\t\x12\x14\n\x0cmethods_hash\x18\x10 \x01(\t\x12\x1b\n\x13rejected_transports\x18\x11 \x03(\t\x12\x0e\n\x06\x66\x61ults\x18\x12 \x01(\t\x12\x1f\n\x05place\x18\x13 \x01(\x0b\x32\x10.tandem.v1.PlaceJ\x04\x08\r\x10\x10R\x04hostR\x03gpuR\x0cnvlink_peers\"\x10\n\x0eGetLoadRequest\"\xfd\x02\n\x0fGetLoadResponse\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\x17\n\x0fqueued_requests\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x18\n\x10running_requests\x18\x04 \x01(\r\x12\x12\n\nfree_pages\x18\x05 \x01(\x04\x12\x13\n\x0btotal_pages\x18\x06 \x01(\x04\x12\x17\n\x0f\x66ree_slab_bytes\x18\x07 \x01(\x04\x12\x18\n\x10total_slab_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fstalled_seconds\x18\t \x01(\x01\x12\x15\n\rheld_handoffs\x18\n \x01(\r\x12\x19\n\x11tokens_per_second\x18\x0b \x01(\x01\x12\x11\n\tkv_tokens\x18\x0c \x01(\x04\x12\x11\n\tmax_batch\x18\r \x01(\r\x12#\n\x05pairs\x18\x0e \x03(\x0b\x32\x14.tandem.v1.PairState\x12\x1c\n\x14local_prefill_tokens\x18\x0f \x01(\r\"a\n\tPairState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x0c\n\x04gbps\x18\x03 \x01(\x01\x12\x10\n\x08rejected\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\")\n\rDrainResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\r*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x10\n\x0cROLE_GATEWAY\x10\x03\x32\xd0\x01\n\x0e\x43ontrolService\x12@\n\x07GetInfo\x12\x19.tandem.v1.GetInfoRequest\x1a\x1a.tandem.v1.GetInfoResponse\x12@\n\x07GetLoad\x12\x19.tandem.v1.GetLoadRequest\x1a\x1a.tandem.v1.GetLoadResponse\x12:\n\x05\x44rain\x12\x17.tandem.v1.DrainRequest\x1a\x18.tandem.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tandem.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1076
-  _globals['_ROLE']._serialized_end=1157
+  _globals['_ROLE']._serialized_start=1106
+  _globals['_ROLE']._serialized_end=1187
   _globals['_GETINFOREQUEST']._serialized_start=76
   _globals['_GETINFOREQUEST']._serialized_end=92
   _globals['_GETINFORESPONSE']._serialized_start=95
@@ -41,13 +41,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLOADREQUEST']._serialized_start=526
   _globals['_GETLOADREQUEST']._serialized_end=542
   _globals['_GETLOADRESPONSE']._serialized_start=545
-  _globals['_GETLOADRESPONSE']._serialized_end=896
-  _globals['_PAIRSTATE']._serialized_start=898
-  _globals['_PAIRSTATE']._serialized_end=995
-  _globals['_DRAINREQUEST']._serialized_start=997
-  _globals['_DRAINREQUEST']._serialized_end=1031
-  _globals['_DRAINRESPONSE']._serialized_start=1033
-  _globals['_DRAINRESPONSE']._serialized_end=1074
-  _globals['_CONTROLSERVICE']._serialized_start=1160
-  _globals['_CONTROLSERVICE']._serialized_end=1368
+  _globals['_GETLOADRESPONSE']._serialized_end=926
+  _globals['_PAIRSTATE']._serialized_start=928
+  _globals['_PAIRSTATE']._serialized_end=1025
+  _globals['_DRAINREQUEST']._serialized_start=1027
+  _globals['_DRAINREQUEST']._serialized_end=1061
+  _globals['_DRAINRESPONSE']._serialized_start=1063
+  _globals['_DRAINRESPONSE']._serialized_end=1104
+  _globals['_CONTROLSERVICE']._serialized_start=1190
+  _globals['_CONTROLSERVICE']._serialized_end=1398
 # @@protoc_insertion_point(module_scope)

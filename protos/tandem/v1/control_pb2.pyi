@@ -196,6 +196,7 @@ class GetLoadResponse(_message.Message):
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_BATCH_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     """True after Drain."""
     queued_requests: _builtins.int
@@ -224,6 +225,8 @@ class GetLoadResponse(_message.Message):
     """
     max_batch: _builtins.int
     """Sequences that one decode step holds at most."""
+    local_prefill_tokens: _builtins.int
+    """Longest prompt, in tokens, that this decode worker would read itself now, by its own PrefillService; 0: none."""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PairState]:
         """How KV goes to decode workers, one entry a worker and transport; the latest 64."""
@@ -245,10 +248,11 @@ class GetLoadResponse(_message.Message):
         kv_tokens: _builtins.int = ...,
         max_batch: _builtins.int = ...,
         pairs: _abc.Iterable[Global___PairState] | None = ...,
+        local_prefill_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_pages", b"free_pages", "free_slab_bytes", b"free_slab_bytes", "held_handoffs", b"held_handoffs", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "pairs", b"pairs", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests", "stalled_seconds", b"stalled_seconds", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "total_slab_bytes", b"total_slab_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_pages", b"free_pages", "free_slab_bytes", b"free_slab_bytes", "held_handoffs", b"held_handoffs", "kv_tokens", b"kv_tokens", "local_prefill_tokens", b"local_prefill_tokens", "max_batch", b"max_batch", "pairs", b"pairs", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests", "stalled_seconds", b"stalled_seconds", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "total_slab_bytes", b"total_slab_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

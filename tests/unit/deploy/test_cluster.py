@@ -47,6 +47,32 @@ def test_threads_are_shared_out(cores, config, prefill, decode):
     assert threads_per_worker(config, role="decode", cores=cores) == decode
 
 
+def test_decode_workers_without_prefill_workers_read_every_prompt_on_all_cores():
+    config = UpConfig(prefill=0, decode=2)
+    specs = worker_specs(config, cores=8)
+    assert [spec.name for spec in specs] == ["decode-0", "decode-1"]
+    assert int(flag(specs[0], "--local-prefill-tokens")) > 1_000_000
+    assert flag(specs[0], "--threads") == "4"
+    spec = gateway_spec(config, prefill=(), decode=(line("decode", "h:2"),))
+    assert "--prefill-workers" not in spec.arguments
+
+
+def test_beside_prefill_workers_they_read_what_they_are_told_to():
+    prefill, decode = worker_specs(UpConfig(local_prefill_tokens=300), cores=8)
+    assert flag(decode, "--local-prefill-tokens") == "300"
+    assert "--local-prefill-tokens" not in prefill.arguments
+    _, plain = worker_specs(UpConfig(), cores=8)
+    assert "--local-prefill-tokens" not in plain.arguments, "its own settings count"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"decode": 0}, {"prefill": -1}, {"local_prefill_tokens": -1}], ids=str
+)
+def test_nothing_that_could_not_serve_is_started(wrong):
+    with pytest.raises(ConfigError, match="give"):
+        UpConfig(**wrong)
+
+
 def test_gateway_is_told_the_workers_unless_redis_knows_them():
     prefill, decode = (line("prefill", "h:1"),), (line("decode", "h:2"), line("decode", "h:3"))
     spec = gateway_spec(UpConfig(), prefill=prefill, decode=decode)
@@ -102,7 +128,7 @@ def test_other_ends_are_failures():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"prefill": 0}, {"decode": 0}, {"drain_timeout_s": 0.0}, {"log_format": "xml"}]
+    "bad", [{"prefill": -1}, {"decode": 0}, {"drain_timeout_s": 0.0}, {"log_format": "xml"}]
 )
 def test_settings_that_cannot_work_are_refused(bad):
     with pytest.raises(ConfigError):

@@ -22,10 +22,11 @@ def test_role_command_keeps_the_current_folder_off_the_path():
     assert role_command("decode", ["--port", "0"])[1:] == [
         "-P",
         "-m",
-        "decode_service",
+        "deploy.decode_worker",
         "--port",
         "0",
     ]
+    assert role_command("prefill", [])[1:] == ["-P", "-m", "prefill_service"]
     assert supervised_command("decode", ["--port", "0"])[-3:] == ["decode", "--port", "0"]
 
 

@@ -36,6 +36,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "retries_denied",
         "rejected",
         "quota_fallbacks",
+        "local_prefills",
         "stream_stalls",
         "slo",
         "slo_met",
