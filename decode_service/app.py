@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 
 from decode_service.config import DecodeConfig
 from decode_service.engine.assembly import Core, build_core
-from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.banner import banner
 from decode_service.engine.caretaker import CareSettings, Caretaker
 from decode_service.engine.drain import drain
@@ -33,7 +32,6 @@ from shared.config.fingerprint import config_fingerprint
 from shared.config.version import package_version
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
-from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
@@ -164,8 +162,9 @@ class DecodeServer:
             address=self.address,
             admin=self.admin_address,
             device=self.config.device,
-            attention=TorchDecodeAttention.name,
-            attention_rejected="; ".join(_rejected_backends(loaded)),
+            attention=self.core.backend.name,
+            attention_serves=self.core.backend.policies,
+            attention_rejected="; ".join(self.core.backend.rejections),
             transports=",".join(info.transports),
             startup_s={name: round(seconds, 2) for name, seconds in self._phases.items()},
             **banner(
@@ -273,8 +272,8 @@ class DecodeServer:
             max_model_len=core.memory.capacity.max_model_len,
             version=package_version(),
             device=self.config.device,
-            attention_backend=TorchDecodeAttention.name,
-            rejected_backends=_rejected_backends(loaded),
+            attention_backend=core.backend.name,
+            rejected_backends=core.backend.rejections,
             transports=landing.chosen.names,
             rejected_transports=tuple(each.text for each in landing.chosen.rejected),
             profile=loaded.profile.label,
@@ -333,8 +332,3 @@ class DecodeServer:
     async def _drain(self, cap_s: float) -> None:
         await drain(self.core.worker.table, cap_s=cap_s)
         self.finished.set()
-
-
-def _rejected_backends(loaded: LoadedModel) -> tuple[str, ...]:
-    rejected = probe_attention(loaded.model.device).rejected
-    return tuple(f"{each.name}: {each.reason}" for each in rejected)

@@ -3,7 +3,7 @@
 import torch
 
 from decode_service.engine.kv_cache import PagedKvCache
-from decode_service.engine.runner import DecodeRunner
+from decode_service.engine.runner import ObservedRunner
 from decode_service.engine.sequence import PromptKv, Sequence
 from decode_service.sparsity.layouts import KvLayout
 from decode_service.sparsity.registry import policy_for
@@ -14,7 +14,7 @@ from shared.types.sampling import SamplingParams, StopConditions
 _TOKENS = 16
 
 
-def warm_up(runner: DecodeRunner, cache: PagedKvCache) -> None:
+def warm_up(runner: ObservedRunner, cache: PagedKvCache) -> None:
     """Steps a row over a prompt of zeros and gives its pages back; needs an idle cache."""
     geometry = cache.geometry
     pages = cache.reserve(front_tokens=_TOKENS, rest_tokens=_TOKENS)

@@ -72,24 +72,49 @@ def sample(  # noqa: PLR0913 - one name for each fact that a draw depends on
     return _sample_row(logits_V, row)
 
 
-def sample_rows(logits_BV: Tensor, rows: Sequence[DrawRow]) -> list[SampledToken]:
+def best_tokens(logits_BV: Tensor) -> Tensor:
+    """Highest logit of each row and its token, float64 [2, B], so that one copy fetches both."""
+    best_B, token_B = logits_BV.max(dim=-1)
+    return torch.stack((best_B.double(), token_B.double()))
+
+
+def sample_rows(
+    logits_BV: Tensor, rows: Sequence[DrawRow], *, best_2B: Tensor | None = None
+) -> list[SampledToken]:
     """Draws one token a row from float32 logits [B, V]; equal to `sample` of each row.
+
+    Args:
+        logits_BV: of at least as many rows; further ones are left alone.
+        rows: what each draw depends on.
+        best_2B: `best_tokens` of the logits, where they are known already.
 
     Raises:
         InternalError: some logits are not numbers, or every token of a row is ruled out.
     """
-    assert logits_BV.shape[0] == len(rows)
+    assert logits_BV.shape[0] >= len(rows)
     plain = [index for index, row in enumerate(rows) if _plain_greedy(row)]
     drawn: dict[int, SampledToken] = {}
     if plain:
         # Rows that ask for nothing else stay one operation, whatever the others of the batch ask.
-        best_P, token_P = (logits_BV if len(plain) == len(rows) else logits_BV[plain]).max(dim=-1)
-        _check(best_P)
-        drawn = {i: SampledToken(token_id=t) for i, t in zip(plain, token_P.tolist(), strict=True)}
+        best, tokens = _best_of(logits_BV, plain, len(rows), best_2B)
+        _check(torch.tensor(best))
+        drawn = {i: SampledToken(token_id=int(t)) for i, t in zip(plain, tokens, strict=True)}
     return [
         drawn[index] if index in drawn else _sample_row(logits_BV[index], row)
         for index, row in enumerate(rows)
     ]
+
+
+def _best_of(
+    logits_BV: Tensor, plain: list[int], count: int, best_2B: Tensor | None
+) -> tuple[list[float], list[float]]:
+    """Highest logits and tokens of some of the first `count` rows."""
+    if best_2B is not None:
+        best, tokens = best_2B.tolist()
+        return [best[index] for index in plain], [tokens[index] for index in plain]
+    chosen = logits_BV[:count] if len(plain) == count else logits_BV[plain]
+    best, tokens = best_tokens(chosen).tolist()
+    return best, tokens
 
 
 def uniform(*, seed: int, branch: int, draw: int) -> float:

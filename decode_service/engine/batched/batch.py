@@ -1,0 +1,142 @@
+"""The rows of a batch that have their layers in common: one step of theirs from end to end.
+
+Shapes: S rows of the step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from decode_service.engine.batched.device_step import StepOutput
+from decode_service.engine.batched.row_plan import RowPlan
+from decode_service.engine.batched.step_inputs import Numbers, StepInputs
+from decode_service.engine.batched.step_shape import StepShape, shape_for
+from decode_service.engine.kv_cache import LengthGroup
+from decode_service.engine.row_step import move_on
+from decode_service.engine.sequence import Sequence
+from decode_service.sparsity.base import LayerRole
+from shared.kv.geometry import PAGE_SIZE
+
+
+class RunnableStep(Protocol):
+    """A step of one shape, captured or not."""
+
+    def run(self) -> StepOutput:
+        """Enqueues it."""
+
+
+StepMaker = Callable[[StepInputs, StepShape], RunnableStep]
+"""Makes the step of a shape, once its inputs have been sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchComputed:
+    """A step whose rows have not moved yet: dropped, it leaves no trace."""
+
+    rows: list[Sequence]
+    """In the order of the output."""
+    output: StepOutput
+    """On the device."""
+    attended: Numbers
+    """KV slots that each row read, summed over layers, [S]."""
+    refreshes: Numbers
+    """Choices that each row made anew, [S]."""
+
+    def accept(self, token_ids: list[int]) -> None:
+        """Every row takes its token and moves on; once."""
+        facts = zip(
+            self.rows, token_ids, self.attended.tolist(), self.refreshes.tolist(), strict=True
+        )
+        for row, token_id, attended, refreshes in facts:
+            move_on(row, token_id, attended=attended, refreshes=refreshes)
+
+
+class Batch:
+    """Rows of the same roles and slot classes.
+
+    Args:
+        inputs: their seats.
+        max_rows: rows of one step at most.
+        max_tokens: longest context of a row.
+        make_step: makes steps.
+    """
+
+    def __init__(
+        self, inputs: StepInputs, *, max_rows: int, max_tokens: int, make_step: StepMaker
+    ) -> None:
+        self._inputs = inputs
+        self._max_rows = max_rows
+        self._max_tokens = max_tokens
+        self._make_step = make_step
+        self._steps: dict[StepShape, RunnableStep] = {}
+        layers = inputs.layers
+        self._sparse = {group: layers.sparse(group) for group in LengthGroup}
+        self._full = {
+            group: sum(layers.group_of(i) is group for i in range(len(layers.roles))) - len(sparse)
+            for group, sparse in self._sparse.items()
+        }
+        planning = np.array([role is LayerRole.DELTA for role in layers.roles])
+        self._planned_before: Numbers = np.concatenate(([0], np.cumsum(planning)))
+
+    def compute(self, rows: list[Sequence], plans: list[RowPlan]) -> BatchComputed:
+        """Enqueues a step of `rows`; their own state is left alone."""
+        inputs = self._inputs
+        inputs.seat(rows, plans)
+        lengths = inputs.lengths()
+        choice, budgets = self._choice(lengths)
+        shape = shape_for(
+            rows=len(rows),
+            tokens=max(row.position for row in rows) + 1,
+            choice=choice,
+            max_rows=self._max_rows,
+            max_tokens=self._max_tokens,
+        )
+        budgets = np.minimum(budgets, shape.choice)
+        inputs.advance(lengths, budgets)
+        step = self._steps.get(shape)
+        if step is None:
+            step = self._steps[shape] = self._make_step(inputs, shape)
+        return BatchComputed(
+            rows=rows,
+            output=step.run(),
+            attended=self._attended(lengths, budgets if choice else None),
+            refreshes=self._refreshes(lengths),
+        )
+
+    def _choice(self, lengths: dict[LengthGroup, Numbers]) -> tuple[int, Numbers]:
+        """Pages of the largest choice, 0 when no row has one to make; and the rows' budgets."""
+        plans = self._inputs.plans
+        budgets = np.array([plan.budget for plan in plans], dtype=np.int64)
+        used = [group for group, sparse in self._sparse.items() if sparse]
+        pages = {group: _pages(lengths[group]) for group in used}
+        over = any(bool((held > budgets).any()) for held in pages.values())
+        if not over and not any(plan.forced for plan in plans):
+            return 0, budgets
+        return max(int(np.minimum(held, budgets).max()) for held in pages.values()), budgets
+
+    def _attended(self, lengths: dict[LengthGroup, Numbers], budgets: Numbers | None) -> Numbers:
+        total = np.zeros(len(self._inputs.plans), dtype=np.int64)
+        for group, length in lengths.items():
+            visible = length
+            if budgets is not None:
+                visible = length - PAGE_SIZE * np.maximum(_pages(length) - budgets, 0)
+            total += self._full[group] * length + len(self._sparse[group]) * visible
+        return total
+
+    def _refreshes(self, lengths: dict[LengthGroup, Numbers]) -> Numbers:
+        """Δ-layers before the last layer that reads less than everything, row by row."""
+        plans = self._inputs.plans
+        budgets = np.array([plan.budget for plan in plans], dtype=np.int64)
+        forced = np.array([plan.forced for plan in plans])
+        last = np.zeros(len(plans), dtype=np.int64)
+        for group, sparse in self._sparse.items():
+            if sparse:
+                selects = (_pages(lengths[group]) > budgets) | forced
+                last = np.where(selects, np.maximum(last, sparse[-1]), last)
+        return self._planned_before[last]
+
+
+def _pages(lengths: Numbers) -> Numbers:
+    return -(-lengths // PAGE_SIZE)

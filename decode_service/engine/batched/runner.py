@@ -1,0 +1,154 @@
+"""Steps rows by Triton kernels, all of them together; the PyTorch path serves the others.
+
+Which path serves a row follows from its policy and its layouts alone (`row_plan.py`), and from
+whether somebody watches what it reads. Both paths read and write the same pages, and neither leaves
+anything behind in a row that the other would miss, so that a row may change between two steps.
+"""
+
+from decode_service.engine.batched.batch import Batch, BatchComputed, StepMaker
+from decode_service.engine.batched.device_step import DeviceStep
+from decode_service.engine.batched.graph import GraphedStep, make_pool
+from decode_service.engine.batched.layer_tasks import BatchLayers, slot_classes
+from decode_service.engine.batched.row_plan import RowPlan, plan_of
+from decode_service.engine.batched.step_inputs import StepInputs
+from decode_service.engine.kv_cache import PagedKvCache
+from decode_service.engine.runner import Computed, DecodeRunner, RowObserver, draws_of
+from decode_service.engine.sequence import Sequence
+from decode_service.sparsity.base import LayerRole
+from shared.kv.geometry import PAGE_SIZE, pages_for
+from shared.model.sampler import sample_rows
+from shared.model.transformer import Transformer
+from shared.types.sampling import SampledToken
+
+Roles = tuple[LayerRole, ...]
+
+
+class BatchRunner:
+    """Feeds each row's last token and draws its next one.
+
+    Args:
+        model: the decoder.
+        cache: where the rows' pages are.
+        by_row: the PyTorch path, over the same model and cache.
+        max_batch: rows of one step at most.
+        max_tokens: longest context of a row.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: PagedKvCache,
+        *,
+        by_row: DecodeRunner,
+        max_batch: int,
+        max_tokens: int,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._by_row = by_row
+        self._max_batch = max_batch
+        # Requests round their reservations up to pages.
+        self._max_tokens = pages_for(max_tokens) * PAGE_SIZE
+        self._make_step = _step_maker(model, cache)
+        self._batches: dict[BatchLayers, Batch] = {}
+        self._plans: dict[Sequence, RowPlan | None] = {}
+
+    def step(
+        self, rows: list[Sequence], *, observer: RowObserver | None = None
+    ) -> list[SampledToken]:
+        """One token a row; see `DecodeRunner.step`."""
+        assert rows, "a step needs a row"
+        together, alone = self._divide(rows, observer)
+        batches = [self.compute(group) for group in together]
+        computed = self._by_row.forward(alone, observer=observer) if alone else None
+        drawn: dict[Sequence, SampledToken] = {}
+        for batch in batches:
+            drawn |= zip(batch.rows, self._sample(batch), strict=True)
+        if computed is not None:
+            drawn |= zip(alone, self._by_row.sample(computed, alone), strict=True)
+        _accept(batches, computed, alone, drawn)
+        return [drawn[row] for row in rows]
+
+    def compute(self, rows: list[Sequence]) -> BatchComputed:
+        """Enqueues a step of rows that kernels serve and whose roles agree; none moves on."""
+        plans = [self._plan(row) for row in rows]
+        assert None not in plans, "kernels serve these rows"
+        known = [plan for plan in plans if plan is not None]
+        classes = slot_classes(
+            frozenset(row.prompt.layer_layouts for row in rows),
+            whole_layers=self._cache.whole_layers,
+        )
+        roles = next((plan.roles for plan in known if plan.roles is not None), None)
+        layers = BatchLayers(
+            roles=roles or (LayerRole.FULL,) * len(classes),
+            classes=classes,
+            whole_layers=self._cache.whole_layers,
+        )
+        return self._batch(layers).compute(rows, known)
+
+    def _batch(self, layers: BatchLayers) -> Batch:
+        if layers not in self._batches:
+            inputs = StepInputs(
+                layers,
+                seats=self._max_batch,
+                max_tokens=self._max_tokens,
+                device=self._model.device,
+            )
+            self._batches[layers] = Batch(
+                inputs,
+                max_rows=self._max_batch,
+                max_tokens=self._max_tokens,
+                make_step=self._make_step,
+            )
+        return self._batches[layers]
+
+    def _divide(
+        self, rows: list[Sequence], observer: RowObserver | None
+    ) -> tuple[list[list[Sequence]], list[Sequence]]:
+        """Rows that go together, by their roles, and rows that go one by one."""
+        self._plans = {row: self._plans[row] for row in rows if row in self._plans}
+        by_roles: dict[Roles | None, list[Sequence]] = {}
+        alone = []
+        for row in rows:
+            plan = self._plan(row)
+            if plan is None or (observer is not None and observer.watches(row)):
+                alone.append(row)
+            else:
+                by_roles.setdefault(plan.roles, []).append(row)
+        dense = by_roles.pop(None, [])
+        if dense:
+            # Dense rows go along with the largest group: one pass over the weights less.
+            largest = max(by_roles, key=lambda roles: len(by_roles[roles]), default=None)
+            by_roles[largest] = [*by_roles.get(largest, []), *dense]
+        return list(by_roles.values()), alone
+
+    def _plan(self, row: Sequence) -> RowPlan | None:
+        if row not in self._plans:
+            self._plans[row] = plan_of(row)
+        return self._plans[row]
+
+    def _sample(self, batch: BatchComputed) -> list[SampledToken]:
+        output = batch.output
+        draws = draws_of(batch.rows, self._model.config.vocab_size)
+        return sample_rows(output.logits_BV, draws, best_2B=output.best_2B)
+
+
+def _accept(
+    batches: list[BatchComputed],
+    computed: Computed | None,
+    alone: list[Sequence],
+    drawn: dict[Sequence, SampledToken],
+) -> None:
+    """All rows have their token, so all of them move on."""
+    for batch in batches:
+        batch.accept([drawn[row].token_id for row in batch.rows])
+    if computed is not None:
+        computed.accept([drawn[row].token_id for row in alone])
+
+
+def _step_maker(model: Transformer, cache: PagedKvCache) -> StepMaker:
+    """Graphs on a CUDA device; elsewhere Triton's interpreter runs the steps as they are."""
+    if model.device.type != "cuda":
+        return lambda inputs, shape: DeviceStep(model, cache, inputs, shape)
+    pool = make_pool()
+    return lambda inputs, shape: GraphedStep(DeviceStep(model, cache, inputs, shape), pool)
