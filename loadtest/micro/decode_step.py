@@ -20,7 +20,7 @@ import torch
 import triton
 
 from loadtest.micro.gpu_facts import gpu_facts
-from loadtest.micro.step_parity import check_steps, make_runners
+from loadtest.micro.step_parity import StepCheck, float32_runner, make_runners
 from loadtest.micro.step_rows import CaseRows
 from loadtest.micro.step_shapes import CASES, TINY, StepCase, random_weights
 from loadtest.micro.step_times import against_bytes, time_parts, time_steps
@@ -70,11 +70,15 @@ def bench_steps(
     return {"benchmark": "decode_step", "tiny": tiny, "cases": cases, **facts}
 
 
-def check_tiny(*, device: torch.device, dtype: torch.dtype, steps: int) -> dict[str, float]:
-    """Errors of a tiny model over `steps` steps, by arm."""
+def check_tiny(
+    *, device: torch.device, dtype: torch.dtype, steps: int
+) -> dict[str, dict[str, float]]:
+    """Errors of a tiny model over `steps` steps, by arm; see `StepCheck.run`."""
     model = random_weights(TINY.config, device=device, dtype=dtype)
     held = CaseRows(model, TINY)
-    return check_steps(model, held, TINY, steps=steps, checked_rows=TINY.batch)
+    exact = None if dtype is torch.float32 else float32_runner(model, held.cache)
+    check = StepCheck(model, held, TINY, checked_rows=TINY.batch, exact=exact)
+    return check.run(steps=steps)
 
 
 def time_case(
@@ -85,7 +89,7 @@ def time_case(
     model = random_weights(case.config, device=device, dtype=torch.bfloat16)
     held = CaseRows(model, case)
     rows = min(_CHECKED_ROWS, case.batch)
-    errors = check_steps(model, held, case, steps=1, checked_rows=rows)
+    errors = StepCheck(model, held, case, checked_rows=rows).run(steps=1)
     progress(f"batch {case.batch} x {case.context}: errors {errors}")
     _, runner = make_runners(model, held.cache, case)
     arms = {arm: held.rows(arm) for arm in held.arms()}

@@ -3,7 +3,7 @@
 Shapes: E hidden width, V vocabulary.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -150,5 +150,24 @@ def random_weights(config: ModelConfig, *, device: torch.device, dtype: torch.dt
         layers=[layer() for _ in range(config.num_layers)],
         norm_E=1.0 + noise(e, scale=0.1),
         head_VE=matrix(config.vocab_size, e),
+        model_hash="random",
+    )
+
+
+def in_float32(model: Transformer) -> Transformer:
+    """The same weights, exactly, in float32."""
+
+    def wide(weights: LayerWeights) -> LayerWeights:
+        parts = {field.name: getattr(weights, field.name) for field in fields(weights)}
+        return LayerWeights(
+            **{name: None if part is None else part.float() for name, part in parts.items()}
+        )
+
+    return Transformer(
+        model.config,
+        embedding_VE=model.embedding_VE.float(),
+        layers=[wide(layer.weights) for layer in model.layers],
+        norm_E=model.norm_E.float(),
+        head_VE=model.head_VE.float(),
         model_hash="random",
     )

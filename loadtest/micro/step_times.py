@@ -40,7 +40,7 @@ def time_steps(
     taken: dict[str, dict[str, list[float]]] = {
         kind: {arm: [] for arm in arms} for kind in ("step_ms", "device_ms", "host_ms")
     }
-    for arm, rows in arms.items():
+    for rows in arms.values():
         for _ in range(2):
             runner.step(rows)  # captures the graph
     for _ in range(repeats):
