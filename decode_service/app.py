@@ -151,7 +151,13 @@ class DecodeServer:
         with self._timed("transports"):
             landing = await asyncio.to_thread(self._open_landing)
         with self._timed("warm_up"):
-            await asyncio.to_thread(warm_up, self.core.runner, self.core.memory.cache)
+            await asyncio.to_thread(
+                warm_up,
+                self.core.runner,
+                self.core.memory.cache,
+                num_heads=loaded.model.config.num_heads,
+                sparsity=loaded.profile.sparsity,
+            )
         info = self._add_services(loaded, landing)
         self.core.worker.engine.start()
         await self._rpc.start()

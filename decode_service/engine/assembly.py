@@ -15,7 +15,7 @@ from decode_service.engine.memory import WorkerMemory, allocate
 from decode_service.engine.page_trace import TracingRunner
 from decode_service.engine.recorder import MetricsRecorder
 from decode_service.engine.reservations import ReservationTable
-from decode_service.engine.runner import ObservedRunner
+from decode_service.engine.runner import ObservedRunner, ServingRunner
 from decode_service.engine.scheduler import Scheduler
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.engine.worker import DecodeWorker, WorkerSettings
@@ -32,7 +32,7 @@ class Core:
 
     memory: WorkerMemory
     """Pages and slab."""
-    runner: ObservedRunner
+    runner: ServingRunner
     """Steps rows."""
     backend: DecodeBackend
     """How it computes them."""

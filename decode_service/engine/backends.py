@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.kv_cache import PagedKvCache
-from decode_service.engine.runner import DecodeRunner, ObservedRunner
+from decode_service.engine.runner import DecodeRunner, ServingRunner
 from shared.errors import ConfigError
 from shared.model.probe import AUTO, Rejection
 from shared.model.rope_config import RopeKind
@@ -85,7 +85,7 @@ def make_runner(
     *,
     max_batch: int,
     max_tokens: int,
-) -> ObservedRunner:
+) -> ServingRunner:
     """What computes steps by a backend.
 
     Args:

@@ -66,6 +66,13 @@ class ObservedRunner(Protocol):
         """See `DecodeRunner.step`."""
 
 
+class ServingRunner(ObservedRunner, Protocol):
+    """What a worker serves with."""
+
+    def prepare(self, row: Sequence) -> None:
+        """Steps a row, and does all that the first steps of rows like it would have to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Computed:
     """A step whose rows have not moved yet: dropped, it leaves no trace."""
@@ -121,6 +128,10 @@ class DecodeRunner:
         tokens = self.sample(computed, rows)
         computed.accept([token.token_id for token in tokens])
         return tokens
+
+    def prepare(self, row: Sequence) -> None:
+        """See `ServingRunner.prepare`: a step is all."""
+        self.step([row])
 
     def sample(self, computed: Computed, rows: list[Sequence]) -> list[SampledToken]:
         """Draws the next token of every row; none of them moves on.

@@ -20,15 +20,14 @@ import torch
 import triton
 
 from loadtest.micro.gpu_facts import gpu_facts
-from loadtest.micro.step_parity import StepCheck, float32_runner, make_runners
+from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_rows import CaseRows
 from loadtest.micro.step_shapes import CASES, TINY, StepCase, random_weights
 from loadtest.micro.step_times import against_bytes, time_parts, time_steps
-from shared.errors import ConfigError
+from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer
 
 _EDGE_STEPS = 18
-_CHECKED_ROWS = 2
 
 
 def bench_steps(
@@ -43,12 +42,12 @@ def bench_steps(
         progress: is told what happens, one line at a time.
 
     Returns:
-        JSON: `tiny` (errors by type and arm), `cases` (errors, times, bytes and parts by arm),
-        and where it was taken.
+        JSON: `tiny` (errors by type and arm), `cases` (errors, times, bytes and parts by arm, or
+        `failed`: what was wrong), and where it was taken.
 
     Raises:
         ConfigError: the CPU without Triton's interpreter, or no case of that name.
-        InternalError: a step by kernels is wrong on this device.
+        InternalError: the tiny model's steps by kernels are wrong on this device.
     """
     on_gpu = device.type == "cuda"
     if not on_gpu and not triton.knobs.runtime.interpret:
@@ -62,10 +61,14 @@ def bench_steps(
         tiny[name] = check_tiny(device=device, dtype=dtype, steps=_EDGE_STEPS if on_gpu else 2)
         progress(f"tiny model in {name}: errors {tiny[name]}")
     timed = chosen if on_gpu else {}
-    cases = {
-        name: time_case(case, device=device, repeats=repeats, progress=progress)
-        for name, case in timed.items()
-    }
+    cases = {}
+    for name, case in timed.items():
+        try:
+            cases[name] = time_case(case, device=device, repeats=repeats, progress=progress)
+        except InternalError as error:
+            # The other cases still say something; the exit code tells of this one.
+            cases[name] = {"failed": str(error)}
+            progress(f"{name}: {error}")
     facts = gpu_facts("loadtest.micro.decode_step", device)
     return {"benchmark": "decode_step", "tiny": tiny, "cases": cases, **facts}
 
@@ -76,7 +79,7 @@ def check_tiny(
     """Errors of a tiny model over `steps` steps, by arm; see `StepCheck.run`."""
     model = random_weights(TINY.config, device=device, dtype=dtype)
     held = CaseRows(model, TINY)
-    exact = None if dtype is torch.float32 else float32_runner(model, held.cache)
+    exact = None if dtype is torch.float32 else Float32Twin(model, held, rows=TINY.batch)
     check = StepCheck(model, held, TINY, checked_rows=TINY.batch, exact=exact)
     return check.run(steps=steps)
 
@@ -88,8 +91,8 @@ def time_case(
     torch.cuda.empty_cache()  # of the case before
     model = random_weights(case.config, device=device, dtype=torch.bfloat16)
     held = CaseRows(model, case)
-    rows = min(_CHECKED_ROWS, case.batch)
-    errors = StepCheck(model, held, case, checked_rows=rows).run(steps=1)
+    errors = _check_case(model, held, case)
+    torch.cuda.empty_cache()
     progress(f"batch {case.batch} x {case.context}: errors {errors}")
     _, runner = make_runners(model, held.cache, case)
     arms = {arm: held.rows(arm) for arm in held.arms()}
@@ -108,6 +111,12 @@ def time_case(
         }
     progress(f"  {_in_words(times['step_ms'])}")
     return {"errors": errors, **times, "arms": reads}
+
+
+def _check_case(model: Transformer, held: CaseRows, case: StepCase) -> dict[str, dict[str, float]]:
+    """One row of the timed batch; the float32 copies are gone afterwards."""
+    exact = Float32Twin(model, held, rows=1)
+    return StepCheck(model, held, case, checked_rows=1, exact=exact).run(steps=1)
 
 
 def _weight_bytes(model: Transformer) -> int:
@@ -134,6 +143,9 @@ def _in_words(step_ms: dict[str, Any]) -> str:
 
 def _print(result: dict[str, Any]) -> None:
     for name, case in result["cases"].items():
+        if "failed" in case:
+            print(f"{name}\n  failed: {case['failed']}")
+            continue
         print(f"{name}\n  step: {_in_words(case['step_ms'])}")
         print(f"  device: {_in_words(case['device_ms'])}")
         for arm, reads in case["arms"].items():
@@ -169,6 +181,8 @@ def main() -> None:
         print(json.dumps(result))
     else:
         _print(result)
+    if any("failed" in case for case in result["cases"].values()):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ class CaseRows:
         self._model = model
         self._case = case
         self._generator = torch.Generator().manual_seed(3)
-        count = case.batch * pages_for(case.context + GROWTH)
+        self.pages_of_a_row = pages_for(case.context + GROWTH)
+        """Pages of an unpruned row, its growth included; its pages lie together in `page_order`."""
+        count = case.batch * self.pages_of_a_row
         self.cache = PagedKvCache(
             model.geometry(),
             whole_layers=case.whole_layers,
@@ -50,7 +52,10 @@ class CaseRows:
         for pool in self.cache.pools.values():
             for layer in pool.memory:
                 layer.normal_(generator=noise)
-        self._pages = [torch.randperm(count, generator=self._generator) for _ in LengthGroup]
+        self.page_order = {
+            group: torch.randperm(count, generator=self._generator) for group in LengthGroup
+        }
+        """Physical pages, row after row."""
         first = torch.randint(2, model.config.vocab_size, (case.batch,), generator=self._generator)
         self._first_tokens = first.tolist()
         kept = int((case.keep_rate or 1.0) * case.context)
@@ -104,10 +109,9 @@ class CaseRows:
         )
 
     def _held(self, arm: str, number: int) -> SequencePages:
-        whole = pages_for(self._case.context + GROWTH)
-        held = []
-        for group, order in zip(LengthGroup, self._pages, strict=True):
+        first, held = number * self.pages_of_a_row, {}
+        for group, order in self.page_order.items():
             count = pages_for(self.slots(arm, group) + GROWTH)
-            pages = order[number * whole : number * whole + count].tolist()
-            held.append(page_table(pages, self._model.device))
-        return SequencePages(front=held[0], rest=held[1])
+            pages = order[first : first + count].tolist()
+            held[group] = page_table(pages, self._model.device)
+        return SequencePages(front=held[LengthGroup.FRONT], rest=held[LengthGroup.REST])

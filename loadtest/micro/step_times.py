@@ -35,14 +35,16 @@ def time_steps(
         `step_ms`: whole steps as an engine takes them, tokens fetched; `device_ms`: steps put in
         line one after the other, so that the host's work hides behind the device's; `host_ms`:
         the host's work until the device has everything. Medians with spread, and the ratio of the
-        first arm to each other one, paired by repeat.
+        first arm to each other one, paired by repeat. `first_step_s`: seconds of the very first.
     """
     taken: dict[str, dict[str, list[float]]] = {
         kind: {arm: [] for arm in arms} for kind in ("step_ms", "device_ms", "host_ms")
     }
-    for rows in arms.values():
-        for _ in range(2):
-            runner.step(rows)  # captures the graph
+    first_s = {}
+    for arm, rows in arms.items():
+        started = time.perf_counter()
+        runner.step(rows)  # compiles, and captures the graph
+        first_s[arm] = time.perf_counter() - started
     for _ in range(repeats):
         for arm, rows in arms.items():
             runner.step(rows)  # rows take their seats
@@ -51,13 +53,14 @@ def time_steps(
             taken["device_ms"][arm].append(device)
             taken["host_ms"][arm].append(host)
     base = next(iter(arms))
-    return {
+    times = {
         kind: {
             arm: spread(values) | {"base_over_this": paired_ratios(by_arm[base], values)}
             for arm, values in by_arm.items()
         }
         for kind, by_arm in taken.items()
     }
+    return times | {"first_step_s": first_s}
 
 
 def time_parts(runner: BatchRunner, rows: list[engine.Sequence]) -> dict[str, Any]:

@@ -86,12 +86,8 @@ class Batch:
         inputs.seat(rows, plans)
         lengths = inputs.lengths()
         choice, budgets = self._choice(lengths)
-        shape = shape_for(
-            rows=len(rows),
-            tokens=max(row.position for row in rows) + 1,
-            choice=choice,
-            max_rows=self._max_rows,
-            max_tokens=self._max_tokens,
+        shape = self._shape(
+            rows=len(rows), tokens=max(row.position for row in rows) + 1, choice=choice
         )
         budgets = np.minimum(budgets, shape.choice)
         inputs.advance(lengths, budgets)
@@ -103,6 +99,31 @@ class Batch:
             output=step.run(),
             attended=self._attended(lengths, budgets if choice else None),
             refreshes=self._refreshes(lengths),
+        )
+
+    def prepare(self, *, choice: int) -> None:
+        """Makes the steps of every number of rows over the shortest and the longest contexts.
+
+        Those between are made when a step first needs them, from kernels that are compiled then.
+
+        Args:
+            choice: pages of the largest choice; 0: of dense steps.
+        """
+        self._inputs.empty()
+        rows = {min(1 << power, self._max_rows) for power in range(self._max_rows.bit_length() + 1)}
+        for count in sorted(rows, reverse=True):
+            for tokens in (self._max_tokens, 1):
+                shape = self._shape(rows=count, tokens=tokens, choice=choice)
+                if shape not in self._steps:
+                    self._steps[shape] = self._make_step(self._inputs, shape)
+
+    def _shape(self, *, rows: int, tokens: int, choice: int) -> StepShape:
+        return shape_for(
+            rows=rows,
+            tokens=tokens,
+            choice=choice,
+            max_rows=self._max_rows,
+            max_tokens=self._max_tokens,
         )
 
     def _choice(self, lengths: dict[LengthGroup, Numbers]) -> tuple[int, Numbers]:

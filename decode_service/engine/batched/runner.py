@@ -69,22 +69,35 @@ class BatchRunner:
         _accept(batches, computed, alone, drawn)
         return [drawn[row] for row in rows]
 
+    def prepare(self, row: Sequence) -> None:
+        """See `ServingRunner.prepare`; on a CUDA device, steps of more rows than one, too."""
+        self.step([row])
+        plan = self._plan(row)
+        if plan is None or self._model.device.type != "cuda":
+            return
+        batch = self._batch(self._layers([row], [plan]))
+        batch.prepare(choice=0)
+        if plan.roles is not None:
+            batch.prepare(choice=plan.budget)
+
     def compute(self, rows: list[Sequence]) -> BatchComputed:
         """Enqueues a step of rows that kernels serve and whose roles agree; none moves on."""
         plans = [self._plan(row) for row in rows]
         assert None not in plans, "kernels serve these rows"
         known = [plan for plan in plans if plan is not None]
+        return self._batch(self._layers(rows, known)).compute(rows, known)
+
+    def _layers(self, rows: list[Sequence], plans: list[RowPlan]) -> BatchLayers:
         classes = slot_classes(
             frozenset(row.prompt.layer_layouts for row in rows),
             whole_layers=self._cache.whole_layers,
         )
-        roles = next((plan.roles for plan in known if plan.roles is not None), None)
-        layers = BatchLayers(
+        roles = next((plan.roles for plan in plans if plan.roles is not None), None)
+        return BatchLayers(
             roles=roles or (LayerRole.FULL,) * len(classes),
             classes=classes,
             whole_layers=self._cache.whole_layers,
         )
-        return self._batch(layers).compute(rows, known)
 
     def _batch(self, layers: BatchLayers) -> Batch:
         if layers not in self._batches:

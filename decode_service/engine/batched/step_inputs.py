@@ -95,6 +95,11 @@ class StepInputs:
             for twin in (*self._tables.values(), *self._maps.values()):
                 twin.send(changed[0], changed[-1] + 1)
 
+    def empty(self) -> None:
+        """Everybody leaves: a step then writes nothing and reads nothing."""
+        self.seat([], [])
+        self._fields.send(0, len(_FIELDS))
+
     def lengths(self) -> dict[LengthGroup, Numbers]:
         """KV slots of the seated rows, the fed token's included, [S]."""
         steps = np.array([row.steps for row in self._rows], dtype=np.int64)

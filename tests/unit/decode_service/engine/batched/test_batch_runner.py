@@ -1,7 +1,7 @@
 """Steps of whole batches by kernels against the PyTorch path, over real sequences."""
 
+import numpy as np
 import pytest
-import torch
 
 from decode_service.sparsity.base import LayerRole
 from shared.errors import InternalError
@@ -161,13 +161,20 @@ def test_draws_are_those_of_the_other_path(two):
         assert got[0].logprob == pytest.approx(wanted[0].logprob, abs=1e-3)
 
 
+class NothingFits:
+    """A grammar in which no token may come."""
+
+    def allowed(self, vocab_size):
+        return np.zeros(vocab_size, dtype=np.bool_)
+
+    def accept(self, token_id):
+        raise AssertionError(f"token {token_id} was not allowed")
+
+
 def test_a_step_that_fails_leaves_rows_as_they_were(two):
-    good = two.add(RowKind(sparsity=DELTA, tokens=80))
-    bad = two.add(RowKind(sparsity=DELTA, tokens=80))
-    keys, _ = two.cache.pool_of(5).paged(5)
-    page = bad.prompt.pages.rest.pages[0]
-    keys[page].fill_(torch.inf)
-    with pytest.raises(InternalError, match="not finite"):
+    good, bad = (two.add(RowKind(sparsity=DELTA, tokens=80)) for _ in range(2))
+    bad.matcher = NothingFits()
+    with pytest.raises(InternalError, match="every token is ruled out"):
         two.runner.step([good, bad])
     assert (good.steps, bad.steps) == (0, 0)
     assert (good.generated, bad.generated) == ([9], [9])
