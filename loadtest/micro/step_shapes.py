@@ -159,9 +159,8 @@ def in_float32(model: Transformer) -> Transformer:
 
     def wide(weights: LayerWeights) -> LayerWeights:
         parts = {field.name: getattr(weights, field.name) for field in fields(weights)}
-        return LayerWeights(
-            **{name: None if part is None else part.float() for name, part in parts.items()}
-        )
+        present = {name: part.float() for name, part in parts.items() if part is not None}
+        return replace(weights, **present)
 
     return Transformer(
         model.config,

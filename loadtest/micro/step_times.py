@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from decode_service.engine import sequence as engine
@@ -77,7 +76,7 @@ def time_parts(runner: BatchRunner, rows: list[engine.Sequence]) -> dict[str, An
         for _ in range(steps):
             runner.compute(rows)
         torch.cuda.synchronize()
-    events = [e for e in record.events() or [] if e.device_type is DeviceType.CUDA]
+    events = [e for e in record.events() or [] if e.device_type.name == "CUDA"]
     events.sort(key=lambda event: event.time_range.start)
     kernels = [(event.name, event.time_range.elapsed_us() / 1000) for event in events]
     parts = {

@@ -4,18 +4,21 @@ The one part that only a GPU can run. What a step allocates while it is captured
 all graphs share: they never run side by side, and only a step's output outlives it.
 """
 
-from typing import NewType
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from decode_service.engine.batched.device_step import DeviceStep, StepOutput
 
-Pool = NewType("Pool", object)
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 
-def make_pool() -> Pool:
+def make_pool() -> _POOL_HANDLE:
     """Memory that graphs share."""
-    return Pool(torch.cuda.graph_pool_handle())
+    return torch.cuda.graph_pool_handle()
 
 
 class GraphedStep:
@@ -26,7 +29,7 @@ class GraphedStep:
         pool: memory of all graphs.
     """
 
-    def __init__(self, step: DeviceStep, pool: Pool) -> None:
+    def __init__(self, step: DeviceStep, pool: _POOL_HANDLE) -> None:
         # Once without capture: compiles kernels, and libraries make their workspaces.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
