@@ -151,13 +151,7 @@ class DecodeServer:
         with self._timed("transports"):
             landing = await asyncio.to_thread(self._open_landing)
         with self._timed("warm_up"):
-            await asyncio.to_thread(
-                warm_up,
-                self.core.runner,
-                self.core.memory.cache,
-                num_heads=loaded.model.config.num_heads,
-                sparsity=loaded.profile.sparsity,
-            )
+            await asyncio.to_thread(self._warm_up, loaded)
         info = self._add_services(loaded, landing)
         self.core.worker.engine.start()
         await self._rpc.start()
@@ -168,9 +162,7 @@ class DecodeServer:
             address=self.address,
             admin=self.admin_address,
             device=self.config.device,
-            attention=self.core.backend.name,
-            attention_serves=self.core.backend.policies,
-            attention_rejected="; ".join(self.core.backend.rejections),
+            **self.core.backend.log_facts(),
             transports=",".join(info.transports),
             startup_s={name: round(seconds, 2) for name, seconds in self._phases.items()},
             **banner(
@@ -254,6 +246,14 @@ class DecodeServer:
             health=health,
             rate=self._rate,
             num_layers=loaded.model.config.num_layers,
+        )
+
+    def _warm_up(self, loaded: LoadedModel) -> None:
+        warm_up(
+            self.core.runner,
+            self.core.memory.cache,
+            num_heads=loaded.model.config.num_heads,
+            sparsity=loaded.profile.sparsity,
         )
 
     def _open_landing(self) -> LandingGround:

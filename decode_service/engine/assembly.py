@@ -69,15 +69,7 @@ def build_core(
     # Made and dropped: what every request would be refused for is said before the worker serves.
     policy_for(loaded.profile.sparsity, num_layers=loaded.model.config.num_layers)
     memory = allocate(config, loaded)
-    max_tokens = memory.capacity.max_model_len
-    backend = probe_decode(loaded.model, max_tokens=max_tokens, requested=config.attention)
-    runner = make_runner(
-        backend,
-        loaded.model,
-        memory.cache,
-        max_batch=config.max_batch,
-        max_tokens=max_tokens,
-    )
+    backend, runner = _runner(config, loaded, memory)
     engine = DecodeEngine(
         _watched(runner, config, on_drift=on_drift),
         Scheduler(max_batch=config.max_batch),
@@ -111,6 +103,18 @@ def build_core(
         clock=time.monotonic,
     )
     return Core(memory=memory, runner=runner, backend=backend, worker=worker, grammars=grammars)
+
+
+def _runner(
+    config: DecodeConfig, loaded: LoadedModel, memory: WorkerMemory
+) -> tuple[DecodeBackend, ServingRunner]:
+    """What computes steps, and how it was chosen."""
+    max_tokens = memory.capacity.max_model_len
+    backend = probe_decode(loaded.model, max_tokens=max_tokens, requested=config.attention)
+    runner = make_runner(
+        backend, loaded.model, memory.cache, max_batch=config.max_batch, max_tokens=max_tokens
+    )
+    return backend, runner
 
 
 def _watched(

@@ -34,16 +34,18 @@ class DecodeBackend:
     """Every other known backend that could be faster, with the reason."""
 
     @property
-    def policies(self) -> str:
-        """Who is served by what, in words."""
-        if self.name == TRITON:
-            return "dense and delta by triton, other rows by torch"
-        return f"all by {self.name}"
-
-    @property
     def rejections(self) -> tuple[str, ...]:
         """`name: reason` of each."""
         return tuple(f"{each.name}: {each.reason}" for each in self.rejected)
+
+    def log_facts(self) -> dict[str, str]:
+        """What a start-up line says of it."""
+        by_torch = "rows of other policies by torch"
+        return {
+            "attention": self.name,
+            "attention_serves": f"dense, delta; {by_torch}" if self.name == TRITON else "all rows",
+            "attention_rejected": "; ".join(self.rejections),
+        }
 
 
 def probe_decode(model: Transformer, *, max_tokens: int, requested: str = AUTO) -> DecodeBackend:

@@ -30,7 +30,7 @@ def on_gpu(model, **changes):
 def test_the_cpu_takes_torch_and_says_why(tiny_model):
     backend = probe_decode(tiny_model, max_tokens=1024)
     assert backend.name == "torch"
-    assert backend.policies == "all by torch"
+    assert backend.log_facts()["attention_serves"] == "all rows"
     assert backend.rejections[0] == "triton: needs a CUDA device, and the model is on cpu"
     assert [each.name for each in backend.rejected] == ["triton", "flashinfer", "flash_attn"]
 
@@ -38,7 +38,7 @@ def test_the_cpu_takes_torch_and_says_why(tiny_model):
 def test_a_gpu_takes_triton(tiny_model):
     backend = probe_decode(on_gpu(tiny_model), max_tokens=1024)
     assert backend.name == "triton"
-    assert "torch" in backend.policies
+    assert "by torch" in backend.log_facts()["attention_serves"]
     assert [each.name for each in backend.rejected] == ["flashinfer", "flash_attn"]
 
 
