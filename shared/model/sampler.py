@@ -4,6 +4,7 @@ Neither the batch, nor the worker, nor earlier draws matter: a retry elsewhere r
 Shapes: B rows, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,7 +98,7 @@ def sample_rows(
     if plain:
         # Rows that ask for nothing else stay one operation, whatever the others of the batch ask.
         best, tokens = _best_of(logits_BV, plain, len(rows), best_2B)
-        _check(torch.tensor(best))
+        _check(best)
         drawn = {i: SampledToken(token_id=int(t)) for i, t in zip(plain, tokens, strict=True)}
     return [
         drawn[index] if index in drawn else _sample_row(logits_BV[index], row)
@@ -132,7 +133,7 @@ def log_probabilities(logits_V: Tensor) -> Tensor:
 def _sample_row(logits_V: Tensor, row: DrawRow) -> SampledToken:
     if _plain_greedy(row):
         best, token = logits_V.max(dim=-1)
-        _check(best)
+        _check([float(best)])
         return SampledToken(token_id=int(token))
     scores_V = _adjusted(logits_V, row)
     token_id = int(scores_V.argmax()) if row.params.temperature <= 0.0 else _draw(scores_V, row)
@@ -179,7 +180,7 @@ def _adjusted(logits_V: Tensor, row: DrawRow) -> Floats:
     scores_V[np.array(row.banned_ids, dtype=np.int64)] = -np.inf
     if row.allowed_V is not None:
         scores_V[~row.allowed_V] = -np.inf
-    _check(torch.tensor(scores_V.max()))
+    _check([float(scores_V.max())])
     return scores_V
 
 
@@ -234,9 +235,9 @@ def _best(logprobs_V: npt.NDArray[np.float32], *, count: int) -> tuple[tuple[int
     return tuple((int(index), float(logprobs_V[index])) for index in ids)
 
 
-def _check(best: Tensor) -> None:
+def _check(best: Sequence[float]) -> None:
     """The highest scores must be numbers above minus infinity."""
-    if not bool(torch.isfinite(best).all()):
+    if not all(map(math.isfinite, best)):
         raise InternalError(
             "no token can be drawn: logits are not finite or every token is ruled out; the "
             "weights may be damaged or "

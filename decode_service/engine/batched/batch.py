@@ -85,26 +85,25 @@ class Batch:
         inputs = self._inputs
         inputs.seat(rows, plans)
         lengths = inputs.lengths()
-        choice, budgets = self._choice(lengths)
-        shape = self._shape(
-            rows=len(rows), tokens=max(row.position for row in rows) + 1, choice=choice
-        )
-        budgets = np.minimum(budgets, shape.choice)
+        pages = {group: -(-length // PAGE_SIZE) for group, length in lengths.items()}
+        choice = self._choice(pages)
+        shape = self._shape(rows=len(rows), tokens=inputs.longest(), choice=choice)
+        budgets = np.minimum(inputs.budgets, shape.choice)
         inputs.advance(lengths, budgets)
         step = self._steps.get(shape)
         if step is None:
             step = self._steps[shape] = self._make_step(inputs, shape)
+        # The device is at work now; what follows is for later.
+        output = step.run()
         return BatchComputed(
             rows=rows,
-            output=step.run(),
-            attended=self._attended(lengths, budgets if choice else None),
-            refreshes=self._refreshes(lengths),
+            output=output,
+            attended=self._attended(lengths, pages, budgets if choice else None),
+            refreshes=self._refreshes(pages),
         )
 
     def prepare(self, *, choice: int) -> None:
-        """Makes the steps of every number of rows over the shortest and the longest contexts.
-
-        Those between are made when a step first needs them, from kernels that are compiled then.
+        """Makes the steps of every number of rows and every context.
 
         Args:
             choice: pages of the largest choice; 0: of dense steps.
@@ -112,10 +111,15 @@ class Batch:
         self._inputs.empty()
         rows = {min(1 << power, self._max_rows) for power in range(self._max_rows.bit_length() + 1)}
         for count in sorted(rows, reverse=True):
-            for tokens in (self._max_tokens, 1):
+            for tokens in self._contexts():
                 shape = self._shape(rows=count, tokens=tokens, choice=choice)
                 if shape not in self._steps:
                     self._steps[shape] = self._make_step(self._inputs, shape)
+
+    def _contexts(self) -> list[int]:
+        """Positions of the longest row, from all that there may be downwards by halves."""
+        halves = (self._max_tokens >> power for power in range(self._max_tokens.bit_length()))
+        return [tokens for tokens in halves if tokens]
 
     def _shape(self, *, rows: int, tokens: int, choice: int) -> StepShape:
         return shape_for(
@@ -126,38 +130,33 @@ class Batch:
             max_tokens=self._max_tokens,
         )
 
-    def _choice(self, lengths: dict[LengthGroup, Numbers]) -> tuple[int, Numbers]:
-        """Pages of the largest choice, 0 when no row has one to make; and the rows' budgets."""
-        plans = self._inputs.plans
-        budgets = np.array([plan.budget for plan in plans], dtype=np.int64)
-        used = [group for group, sparse in self._sparse.items() if sparse]
-        pages = {group: _pages(lengths[group]) for group in used}
-        over = any(bool((held > budgets).any()) for held in pages.values())
-        if not over and not any(plan.forced for plan in plans):
-            return 0, budgets
-        return max(int(np.minimum(held, budgets).max()) for held in pages.values()), budgets
+    def _choice(self, pages: dict[LengthGroup, Numbers]) -> int:
+        """Pages of the largest choice; 0 when no row has one to make."""
+        budgets, used = self._inputs.budgets, [g for g, sparse in self._sparse.items() if sparse]
+        over = any(bool((pages[group] > budgets).any()) for group in used)
+        if not over and not (used and self._inputs.forced.any()):
+            return 0
+        return max(int(np.minimum(pages[group], budgets).max()) for group in used)
 
-    def _attended(self, lengths: dict[LengthGroup, Numbers], budgets: Numbers | None) -> Numbers:
-        total = np.zeros(len(self._inputs.plans), dtype=np.int64)
+    def _attended(
+        self,
+        lengths: dict[LengthGroup, Numbers],
+        pages: dict[LengthGroup, Numbers],
+        budgets: Numbers | None,
+    ) -> Numbers:
+        total = np.zeros(len(self._inputs.budgets), dtype=np.int64)
         for group, length in lengths.items():
-            visible = length
+            total += (self._full[group] + len(self._sparse[group])) * length
             if budgets is not None:
-                visible = length - PAGE_SIZE * np.maximum(_pages(length) - budgets, 0)
-            total += self._full[group] * length + len(self._sparse[group]) * visible
+                hidden = PAGE_SIZE * np.maximum(pages[group] - budgets, 0)
+                total -= len(self._sparse[group]) * hidden
         return total
 
-    def _refreshes(self, lengths: dict[LengthGroup, Numbers]) -> Numbers:
-        """Δ-layers before the last layer that reads less than everything, row by row."""
-        plans = self._inputs.plans
-        budgets = np.array([plan.budget for plan in plans], dtype=np.int64)
-        forced = np.array([plan.forced for plan in plans])
-        last = np.zeros(len(plans), dtype=np.int64)
+    def _refreshes(self, pages: dict[LengthGroup, Numbers]) -> Numbers:
+        """Δ-layers before the last layer that reads a choice, row by row."""
+        last = np.zeros(len(self._inputs.budgets), dtype=np.int64)
         for group, sparse in self._sparse.items():
             if sparse:
-                selects = (_pages(lengths[group]) > budgets) | forced
+                selects = (pages[group] > self._inputs.budgets) | self._inputs.forced
                 last = np.where(selects, np.maximum(last, sparse[-1]), last)
         return self._planned_before[last]
-
-
-def _pages(lengths: Numbers) -> Numbers:
-    return -(-lengths // PAGE_SIZE)

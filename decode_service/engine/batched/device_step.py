@@ -185,7 +185,7 @@ class DeviceStep:
                 selection.scores_BU,
                 tables.pages_BM,
                 tables.lengths_B,
-                budgets=self._inputs.budgets(rows),
+                budgets=self._inputs.choice_budgets(rows),
                 chosen=selection.chosen[served],
             )
 

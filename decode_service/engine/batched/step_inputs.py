@@ -7,6 +7,9 @@ copies a few numbers a row. An empty seat has no tokens and writes nothing.
 Shapes: F fields, B seats of a step's shape, S rows of this step, M table width, X positions.
 """
 
+import operator
+from collections.abc import Sequence as Ordered
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -39,6 +42,12 @@ _FIELDS = (
 _OF = {name: number for number, name in enumerate(_FIELDS)}
 _SUFFIX = {LengthGroup.FRONT: "front", LengthGroup.REST: "rest"}
 
+# A step asks every row; these ask at the speed of C.
+_prompt_of = operator.attrgetter("prompt")
+_steps_of = operator.attrgetter("steps")
+_generated_of = operator.attrgetter("generated")
+_last_of = operator.itemgetter(-1)
+
 
 class _Twin:
     """A tensor on the device and its twin on the host."""
@@ -68,8 +77,10 @@ class StepInputs:
         self, layers: BatchLayers, *, seats: int, max_tokens: int, device: torch.device
     ) -> None:
         self.layers = layers
-        self.plans: list[RowPlan] = []
-        """Of the seated rows."""
+        self.budgets: Numbers = np.zeros(0, dtype=np.int64)
+        """Pages K of the seated rows, [S]."""
+        self.forced: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        """Which of them choose even where K covers every page, [S]."""
         self._rows: list[Sequence] = []
         self._prompts: list[PromptKv] = []
         self._fields = _Twin((len(_FIELDS), seats), device=device)
@@ -84,13 +95,22 @@ class StepInputs:
 
     def seat(self, rows: list[Sequence], plans: list[RowPlan]) -> None:
         """Gives each row the seat of its place in the list; copies what new ones hold."""
-        changed = [seat for seat, row in enumerate(rows) if not self._sits(row, seat)]
+        prompts = list(map(_prompt_of, rows))
+        if _same(rows, self._rows) and _same(prompts, self._prompts):
+            return
+        kept = [
+            row is sitting and prompt is held
+            for row, prompt, sitting, held in zip(
+                rows, prompts, self._rows, self._prompts, strict=False
+            )
+        ]
+        changed = [seat for seat in range(len(rows)) if seat >= len(kept) or not kept[seat]]
         for seat in changed:
             self._write_static(seat, rows[seat], plans[seat])
-        if changed or len(rows) != len(self._rows):
-            self._clear(len(rows))
-            self._rows, self._prompts = list(rows), [row.prompt for row in rows]
-            self.plans = plans
+        self._clear(len(rows))
+        self._rows, self._prompts = list(rows), prompts
+        self.budgets = np.array([plan.budget for plan in plans], dtype=np.int64)
+        self.forced = np.array([plan.forced for plan in plans], dtype=np.bool_)
         if changed:
             for twin in (*self._tables.values(), *self._maps.values()):
                 twin.send(changed[0], changed[-1] + 1)
@@ -102,12 +122,16 @@ class StepInputs:
 
     def lengths(self) -> dict[LengthGroup, Numbers]:
         """KV slots of the seated rows, the fed token's included, [S]."""
-        steps = np.array([row.steps for row in self._rows], dtype=np.int64)
-        slots = {
-            group: self._fields.host[_OF[f"slots_{name}"], : len(steps)]
+        after = self._steps() + 1
+        return {
+            group: self._fields.host[_OF[f"slots_{name}"], : len(after)] + after
             for group, name in _SUFFIX.items()
         }
-        return {group: held + steps + 1 for group, held in slots.items()}
+
+    def longest(self) -> int:
+        """Positions of the longest row, the fed token's included."""
+        steps = self._steps()
+        return int((self._fields.host[_OF["prompt"], : len(steps)] + steps).max()) + 1
 
     def advance(self, lengths: dict[LengthGroup, Numbers], budgets: Numbers) -> None:
         """Copies what changes from step to step.
@@ -117,13 +141,13 @@ class StepInputs:
             budgets: pages that each row may read in a sparse layer, [S].
         """
         rows = self._rows
-        host = self._fields.host[:, : len(rows)]
-        host[_OF["ids"]] = [row.generated[-1] for row in rows]
-        host[_OF["positions"]] = [row.position for row in rows]
+        host, seats = self._fields.host[:, : len(rows)], np.arange(len(rows))
+        host[_OF["ids"]] = list(map(_last_of, map(_generated_of, rows)))
+        host[_OF["positions"]] = host[_OF["prompt"]] + self._steps()
         host[_OF["budget"]] = budgets
         for group, name in _SUFFIX.items():
             last = lengths[group] - 1
-            page = self._tables[group].host[np.arange(len(rows)), last // PAGE_SIZE]
+            page = self._tables[group].host[seats, last // PAGE_SIZE]
             host[_OF[f"length_{name}"]] = lengths[group]
             host[_OF[f"write_{name}"]] = page * PAGE_SIZE + last % PAGE_SIZE
         self._fields.send(0, len(_FIELDS))
@@ -147,7 +171,7 @@ class StepInputs:
         lengths_B = self._field(f"length_{_SUFFIX[group]}", rows)
         return PageTables(pages_BM=self._tables[group].device[:rows], lengths_B=lengths_B)
 
-    def budgets(self, rows: int) -> Budgets:
+    def choice_budgets(self, rows: int) -> Budgets:
         """Pages that each row may read in a sparse layer."""
         return Budgets(pages_R=self._field("budget", rows), recency_R=self._field("recency", rows))
 
@@ -165,9 +189,8 @@ class StepInputs:
     def _field(self, name: str, rows: int) -> Tensor:
         return self._fields.device[_OF[name], :rows]
 
-    def _sits(self, row: Sequence, seat: int) -> bool:
-        same_row = seat < len(self._rows) and self._rows[seat] is row
-        return same_row and self._prompts[seat] is row.prompt
+    def _steps(self) -> Numbers:
+        return np.fromiter(map(_steps_of, self._rows), dtype=np.int64, count=len(self._rows))
 
     def _write_static(self, seat: int, row: Sequence, plan: RowPlan) -> None:
         fields, prompt = self._fields.host, row.prompt
@@ -190,3 +213,8 @@ class StepInputs:
         fields = self._fields.host
         fields[:, first:] = 0
         fields[_OF["write_front"], first:] = fields[_OF["write_rest"], first:] = -1
+
+
+def _same(ours: Ordered[object], theirs: Ordered[object]) -> bool:
+    """Whether two lists hold the very same objects."""
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
