@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import triton
 
 from loadtest.micro import decode_step, step_parity
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
@@ -22,7 +23,7 @@ def tiny():
 
 @on_cpu
 def test_without_a_gpu_it_compares_and_gives_no_time():
-    lines = []
+    lines: list[str] = []
     result = decode_step.bench_steps(device=DEVICE, only="18432", repeats=1, progress=lines.append)
     assert set(result["tiny"]) == {"float32"}
     assert set(result["tiny"]["float32"]) == set(ARMS)
@@ -36,7 +37,7 @@ def test_without_a_gpu_it_compares_and_gives_no_time():
 def test_what_cannot_run_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="no case has 'gpt'"):
         decode_step.bench_steps(device=DEVICE, only="gpt", repeats=1, progress=print)
-    monkeypatch.setattr(decode_step.triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
         decode_step.bench_steps(device=DEVICE, only="", repeats=1, progress=print)
 
@@ -44,7 +45,8 @@ def test_what_cannot_run_is_refused(monkeypatch):
 @on_cpu
 def test_a_wrong_step_stops_it(tiny, monkeypatch):
     monkeypatch.setattr(step_parity, "LIMIT", 0.0)
-    check = StepCheck(*tiny, TINY, checked_rows=1, exact=None)
+    model, held = tiny
+    check = StepCheck(model, held, TINY, checked_rows=1, exact=None)
     with pytest.raises(InternalError, match="dense: logits are off"):
         check.run(steps=1)
 

@@ -121,12 +121,9 @@ def test_greedy_takes_the_first_of_equals() -> None:
 
 def test_best_tokens_that_are_known_already_are_taken() -> None:
     logits_BV = torch.randn(5, 300)
+    best = int(logits_BV[1].argmax())
     greedy = SamplingParams(temperature=0.0)
-    rows = [
-        DrawRow(params=greedy),
-        DrawRow(params=greedy, banned_ids=(int(logits_BV[1].argmax()),)),
-    ]
-    rows.append(DrawRow(params=greedy))
+    rows = [DrawRow(params=greedy, banned_ids=banned) for banned in ((), (best,), ())]
     wanted = sample_rows(logits_BV[:3], rows)
     assert sample_rows(logits_BV, rows, best_2B=best_tokens(logits_BV)) == wanted
     assert wanted[1].token_id != best
