@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 
 from decode_service.config import DecodeConfig
 from decode_service.engine.assembly import Core, build_core
-from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.banner import banner
 from decode_service.engine.caretaker import CareSettings, Caretaker
 from decode_service.engine.drain import drain
@@ -36,7 +35,6 @@ from shared.config.version import package_version
 from shared.discovery.card import WorkerCard
 from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.errors import ConfigError
-from shared.model.probe import probe_attention
 from shared.model.weights import LoadedModel
 from shared.rpc.server import RpcServer, build_server
 from shared.telemetry.admin import Readiness, admin_server
@@ -163,7 +161,7 @@ class DecodeServer:
         with self._timed("transports"):
             landing = await asyncio.to_thread(self._open_landing)
         with self._timed("warm_up"):
-            await asyncio.to_thread(warm_up, self.core.runner, self.core.memory.cache)
+            await asyncio.to_thread(self._warm_up, loaded)
         info = self._add_services(loaded, landing)
         if self._local is not None:
             with self._timed("local_prefill"):
@@ -183,8 +181,7 @@ class DecodeServer:
             address=self.address,
             admin=self.admin_address,
             device=self.config.device,
-            attention=TorchDecodeAttention.name,
-            attention_rejected="; ".join(_rejected_backends(loaded)),
+            **self.core.backend.log_facts(),
             transports=",".join(info.transports),
             startup_s={name: round(seconds, 2) for name, seconds in self._phases.items()},
             **banner(
@@ -298,6 +295,14 @@ class DecodeServer:
             num_layers=loaded.model.config.num_layers,
         )
 
+    def _warm_up(self, loaded: LoadedModel) -> None:
+        warm_up(
+            self.core.runner,
+            self.core.memory.cache,
+            num_heads=loaded.model.config.num_heads,
+            sparsity=loaded.profile.sparsity,
+        )
+
     def _open_landing(self) -> LandingGround:
         landing = self._landing = LandingGround(
             self.config.transports,
@@ -320,8 +325,8 @@ class DecodeServer:
             max_model_len=core.memory.capacity.max_model_len,
             version=package_version(),
             device=self.config.device,
-            attention_backend=TorchDecodeAttention.name,
-            rejected_backends=_rejected_backends(loaded),
+            attention_backend=core.backend.name,
+            rejected_backends=core.backend.rejections,
             transports=landing.chosen.names,
             rejected_transports=tuple(each.text for each in landing.chosen.rejected),
             profile=loaded.profile.label,
@@ -391,8 +396,3 @@ class DecodeServer:
             await self._local.drain(cap_s)
         await drain(self.core.worker.table, cap_s=max(0.0, until - time.monotonic()))
         self.finished.set()
-
-
-def _rejected_backends(loaded: LoadedModel) -> tuple[str, ...]:
-    rejected = probe_attention(loaded.model.device).rejected
-    return tuple(f"{each.name}: {each.reason}" for each in rejected)

@@ -30,6 +30,8 @@ class DecodeConfig:
     """Element type of weights and KV cache: float32, bfloat16 or float16."""
     device: str = "cpu"
     """Device to run on, for example cpu or cuda:0."""
+    attention: str = "auto"
+    """How steps are computed: auto (triton where it can run), triton, or torch, row by row."""
     threads: int = 0
     """Compute threads on a CPU; 0 leaves the library's choice."""
     profile: str = ""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from decode_service.config import DecodeConfig
-from decode_service.engine.attention import TorchDecodeAttention
+from decode_service.engine.backends import DecodeBackend, make_runner, probe_decode
 from decode_service.engine.drift import DriftCheck, DriftWatch
 from decode_service.engine.engine import DecodeEngine, StepRunner
 from decode_service.engine.handoffs import ReservationLimits
@@ -15,7 +15,7 @@ from decode_service.engine.memory import WorkerMemory, allocate
 from decode_service.engine.page_trace import TracingRunner
 from decode_service.engine.recorder import MetricsRecorder
 from decode_service.engine.reservations import ReservationTable
-from decode_service.engine.runner import DecodeRunner
+from decode_service.engine.runner import ObservedRunner, ServingRunner
 from decode_service.engine.scheduler import Scheduler
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.engine.worker import DecodeWorker, WorkerSettings
@@ -32,8 +32,10 @@ class Core:
 
     memory: WorkerMemory
     """Pages and slab."""
-    runner: DecodeRunner
+    runner: ServingRunner
     """Steps rows."""
+    backend: DecodeBackend
+    """How it computes them."""
     worker: DecodeWorker
     """Everything but the network."""
     grammars: GrammarCompiler
@@ -61,12 +63,13 @@ def build_core(
         on_drift: told of drift checks, on the event loop.
 
     Raises:
-        ConfigError: sizes do not fit, or the profile's page policy does not fit the model.
+        ConfigError: sizes do not fit, the profile's page policy does not fit the model, or the
+            attention backend that was asked for cannot run here.
     """
     # Made and dropped: what every request would be refused for is said before the worker serves.
     policy_for(loaded.profile.sparsity, num_layers=loaded.model.config.num_layers)
     memory = allocate(config, loaded)
-    runner = DecodeRunner(loaded.model, memory.cache, attention=TorchDecodeAttention())
+    backend, runner = _runner(config, loaded, memory)
     engine = DecodeEngine(
         _watched(runner, config, on_drift=on_drift),
         Scheduler(max_batch=config.max_batch),
@@ -99,11 +102,23 @@ def build_core(
         observer=recorder,
         clock=time.monotonic,
     )
-    return Core(memory=memory, runner=runner, worker=worker, grammars=grammars)
+    return Core(memory=memory, runner=runner, backend=backend, worker=worker, grammars=grammars)
+
+
+def _runner(
+    config: DecodeConfig, loaded: LoadedModel, memory: WorkerMemory
+) -> tuple[DecodeBackend, ServingRunner]:
+    """What computes steps, and how it was chosen."""
+    max_tokens = memory.capacity.max_model_len
+    backend = probe_decode(loaded.model, max_tokens=max_tokens, requested=config.attention)
+    runner = make_runner(
+        backend, loaded.model, memory.cache, max_batch=config.max_batch, max_tokens=max_tokens
+    )
+    return backend, runner
 
 
 def _watched(
-    runner: DecodeRunner, config: DecodeConfig, *, on_drift: Callable[[DriftCheck], None]
+    runner: ObservedRunner, config: DecodeConfig, *, on_drift: Callable[[DriftCheck], None]
 ) -> StepRunner:
     """The runner, with a drift watch around it when one is wanted, and traces around both."""
     if not config.drift_every:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from decode_service.engine.recall import mean_mass
-from decode_service.engine.runner import DecodeRunner, LayerRead, StepObserver
+from decode_service.engine.runner import LayerRead, ObservedRunner, RowObserver
 from decode_service.engine.sequence import Sequence
 from shared.types.sampling import SampledToken
 
@@ -39,10 +39,14 @@ class DriftProbe:
         also: another observer, which is told everything.
     """
 
-    def __init__(self, rows: list[Sequence], *, also: StepObserver | None = None) -> None:
+    def __init__(self, rows: list[Sequence], *, also: RowObserver | None = None) -> None:
         self._also = also
         self._positions = {row: row.position for row in rows}
         self._masses: dict[Sequence, dict[int, torch.Tensor]] = {row: {} for row in rows}
+
+    def watches(self, row: Sequence) -> bool:
+        """The rows to weigh, and those of the other observer."""
+        return row in self._masses or (self._also is not None and self._also.watches(row))
 
     def layer_read(self, seen: LayerRead) -> None:
         """Weighs one layer, if it read a choice."""
@@ -72,7 +76,7 @@ class DriftWatch:
     """
 
     def __init__(
-        self, runner: DecodeRunner, *, every: int, on_check: Callable[[DriftCheck], None]
+        self, runner: ObservedRunner, *, every: int, on_check: Callable[[DriftCheck], None]
     ) -> None:
         assert every >= 1, "a watch that never looks is no watch"
         self._runner = runner
@@ -80,7 +84,7 @@ class DriftWatch:
         self._on_check = on_check
 
     def step(
-        self, rows: list[Sequence], *, observer: StepObserver | None = None
+        self, rows: list[Sequence], *, observer: RowObserver | None = None
     ) -> list[SampledToken]:
         """See `DecodeRunner.step`."""
         due = [row for row in rows if (row.steps + 1) % self._every == 0]

@@ -3,21 +3,10 @@
 Watching takes the choices of at most four layers off the device in a step.
 """
 
-from typing import Protocol
-
 from decode_service.engine.page_record import PageRecord
-from decode_service.engine.runner import LayerRead, StepObserver
+from decode_service.engine.runner import LayerRead, ObservedRunner
 from decode_service.engine.sequence import Sequence
 from shared.types.sampling import SampledToken
-
-
-class ObservedRunner(Protocol):
-    """Advances rows by one token and lets somebody watch."""
-
-    def step(
-        self, rows: list[Sequence], *, observer: StepObserver | None = None
-    ) -> list[SampledToken]:
-        """See `DecodeRunner.step`."""
 
 
 class TracingRunner:
@@ -51,6 +40,9 @@ class _Notes:
 
     def __init__(self, records: dict[Sequence, PageRecord]) -> None:
         self._records = records
+
+    def watches(self, row: Sequence) -> bool:
+        return row in self._records
 
     def layer_read(self, seen: LayerRead) -> None:
         record = self._records.get(seen.row)

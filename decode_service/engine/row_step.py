@@ -66,16 +66,8 @@ class RowStep:
 
     def commit(self, token_id: int) -> None:
         """The step succeeded and gave a token: the policy and the row move on."""
-        row = self.row
         self._policy.commit()
-        row.attended += self.attended
-        row.refreshes += self._refreshes
-        row.dense += len(row.prompt.layer_layouts) * (row.position + 1)
-        row.steps += 1
-        row.draws += 1
-        row.generated.append(token_id)
-        if row.matcher is not None:
-            row.matcher.accept(token_id)
+        move_on(self.row, token_id, attended=self.attended, refreshes=self._refreshes)
 
     def _read_of(self, layer: int, selection: Selection) -> KvRead:
         """Layers of a group that share a choice share its places as well."""
@@ -90,3 +82,22 @@ class RowStep:
             )
             self._chosen[group] = read
         return read
+
+
+def move_on(row: Sequence, token_id: int, *, attended: int, refreshes: int) -> None:
+    """A step of a row has given a token, whatever path it took.
+
+    Args:
+        row: changes.
+        token_id: the token.
+        attended: slots that the step read, summed over layers.
+        refreshes: choices that it made anew.
+    """
+    row.attended += attended
+    row.refreshes += refreshes
+    row.dense += len(row.prompt.layer_layouts) * (row.position + 1)
+    row.steps += 1
+    row.draws += 1
+    row.generated.append(token_id)
+    if row.matcher is not None:
+        row.matcher.accept(token_id)

@@ -50,6 +50,29 @@ class StepObserver(Protocol):
         """Called for every layer of every row, in order, within the step."""
 
 
+class RowObserver(StepObserver, Protocol):
+    """Looks at some rows only, so that the others may take a path that shows nothing."""
+
+    def watches(self, row: Sequence) -> bool:
+        """Whether it wants to see what a row reads."""
+
+
+class ObservedRunner(Protocol):
+    """Advances rows by one token and lets somebody watch."""
+
+    def step(
+        self, rows: list[Sequence], *, observer: RowObserver | None = None
+    ) -> list[SampledToken]:
+        """See `DecodeRunner.step`."""
+
+
+class ServingRunner(ObservedRunner, Protocol):
+    """What a worker serves with."""
+
+    def prepare(self, row: Sequence) -> None:
+        """Steps a row, and does all that the first steps of rows like it would have to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Computed:
     """A step whose rows have not moved yet: dropped, it leaves no trace."""
@@ -102,9 +125,22 @@ class DecodeRunner:
             InvalidRequestError: a row's grammar became too complex to follow.
         """
         computed = self.forward(rows, observer=observer)
-        tokens = sample_rows(computed.logits_BV, self._draw_rows(rows))
+        tokens = self.sample(computed, rows)
         computed.accept([token.token_id for token in tokens])
         return tokens
+
+    def prepare(self, row: Sequence) -> None:
+        """See `ServingRunner.prepare`: a step is all."""
+        self.step([row])
+
+    def sample(self, computed: Computed, rows: list[Sequence]) -> list[SampledToken]:
+        """Draws the next token of every row; none of them moves on.
+
+        Raises:
+            InternalError: a row's logits are not numbers, or every token of it is ruled out.
+            InvalidRequestError: a row's grammar became too complex to follow.
+        """
+        return sample_rows(computed.logits_BV, draws_of(rows, self._model.config.vocab_size))
 
     @torch.inference_mode()
     def forward(self, rows: list[Sequence], *, observer: StepObserver | None = None) -> Computed:
@@ -126,10 +162,6 @@ class DecodeRunner:
             values.index_copy_(0, write_slots[self._groups[index]], v_BGD)
             x_BE = layer.finish(x_BE, self._attend(index, steps, q_BHD, observer))
         return Computed(self._model.logits(x_BE), steps)
-
-    def _draw_rows(self, rows: list[Sequence]) -> list[DrawRow]:
-        vocab_size = self._model.config.vocab_size
-        return [_draw_row(row, vocab_size=vocab_size) for row in rows]
 
     def _attend(
         self,
@@ -179,6 +211,11 @@ class DecodeRunner:
             torch.cat([table.cos_TD for table in tables]),
             torch.cat([table.sin_TD for table in tables]),
         )
+
+
+def draws_of(rows: list[Sequence], vocab_size: int) -> list[DrawRow]:
+    """What the next draw of each row depends on."""
+    return [_draw_row(row, vocab_size=vocab_size) for row in rows]
 
 
 def _draw_row(row: Sequence, *, vocab_size: int) -> DrawRow:

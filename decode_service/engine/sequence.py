@@ -3,16 +3,21 @@
 Shapes: none; tensors live in the page cache and in the layouts.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from decode_service.engine.kv_cache import LengthGroup, SequencePages
 from decode_service.engine.page_record import PageRecord
 from decode_service.sparsity.base import PagePolicy, RowFacts, RowPolicy
 from decode_service.sparsity.layouts import KvLayout
 from shared.errors import ManifestError
-from shared.grammar.matcher import TokenMatcher
 from shared.types.handoff import HandoffKey
 from shared.types.sampling import SamplingParams, StopConditions
+
+if TYPE_CHECKING:
+    from shared.grammar.matcher import TokenMatcher  # its library is no part of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ LOG2_E = math.log2(math.e)
 _LEAST_ROWS = 16
 """Rows of the smallest matrix product; a KV head's query heads are padded to it."""
 
-_HEAD_DIMS = (16, 32, 64, 128, 256)
+HEAD_DIMS = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,7 +126,7 @@ def paged_attention(
 def _check(q_BHD: Tensor, keys: Tensor, values: Tensor) -> None:
     heads, head_dim = q_BHD.shape[1:]
     problems = {
-        f"a head size of {head_dim}": head_dim not in _HEAD_DIMS,
+        f"a head size of {head_dim}": head_dim not in HEAD_DIMS,
         f"pages of {keys.shape[1]} slots": keys.shape[1] != PAGE_SIZE,
         f"{heads} query heads over {keys.shape[2]} KV heads": heads % keys.shape[2] != 0,
         "queries with gaps between heads": q_BHD.stride()[1:] != (head_dim, 1),
@@ -138,7 +138,7 @@ def _check(q_BHD: Tensor, keys: Tensor, values: Tensor) -> None:
     if found:
         raise ConfigError(
             f"the Triton kernel does not read {found[0]}: it takes head sizes "
-            f"{', '.join(map(str, _HEAD_DIMS))} and pages of {PAGE_SIZE}; use the torch backend"
+            f"{', '.join(map(str, HEAD_DIMS))} and pages of {PAGE_SIZE}; use the torch backend"
         )
 
 

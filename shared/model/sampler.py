@@ -4,6 +4,7 @@ Neither the batch, nor the worker, nor earlier draws matter: a retry elsewhere r
 Shapes: B rows, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,24 +73,49 @@ def sample(  # noqa: PLR0913 - one name for each fact that a draw depends on
     return _sample_row(logits_V, row)
 
 
-def sample_rows(logits_BV: Tensor, rows: Sequence[DrawRow]) -> list[SampledToken]:
+def best_tokens(logits_BV: Tensor) -> Tensor:
+    """Highest logit of each row and its token, float64 [2, B], so that one copy fetches both."""
+    best_B, token_B = logits_BV.max(dim=-1)
+    return torch.stack((best_B.double(), token_B.double()))
+
+
+def sample_rows(
+    logits_BV: Tensor, rows: Sequence[DrawRow], *, best_2B: Tensor | None = None
+) -> list[SampledToken]:
     """Draws one token a row from float32 logits [B, V]; equal to `sample` of each row.
+
+    Args:
+        logits_BV: of at least as many rows; further ones are left alone.
+        rows: what each draw depends on.
+        best_2B: `best_tokens` of the logits, where they are known already.
 
     Raises:
         InternalError: some logits are not numbers, or every token of a row is ruled out.
     """
-    assert logits_BV.shape[0] == len(rows)
+    assert logits_BV.shape[0] >= len(rows)
     plain = [index for index, row in enumerate(rows) if _plain_greedy(row)]
     drawn: dict[int, SampledToken] = {}
     if plain:
         # Rows that ask for nothing else stay one operation, whatever the others of the batch ask.
-        best_P, token_P = (logits_BV if len(plain) == len(rows) else logits_BV[plain]).max(dim=-1)
-        _check(best_P)
-        drawn = {i: SampledToken(token_id=t) for i, t in zip(plain, token_P.tolist(), strict=True)}
+        best, tokens = _best_of(logits_BV, plain, len(rows), best_2B)
+        _check(best)
+        drawn = {i: SampledToken(token_id=int(t)) for i, t in zip(plain, tokens, strict=True)}
     return [
         drawn[index] if index in drawn else _sample_row(logits_BV[index], row)
         for index, row in enumerate(rows)
     ]
+
+
+def _best_of(
+    logits_BV: Tensor, plain: list[int], count: int, best_2B: Tensor | None
+) -> tuple[list[float], list[float]]:
+    """Highest logits and tokens of some of the first `count` rows."""
+    if best_2B is not None:
+        best, tokens = best_2B.tolist()
+        return [best[index] for index in plain], [tokens[index] for index in plain]
+    chosen = logits_BV[:count] if len(plain) == count else logits_BV[plain]
+    best, tokens = best_tokens(chosen).tolist()
+    return best, tokens
 
 
 def uniform(*, seed: int, branch: int, draw: int) -> float:
@@ -107,7 +133,7 @@ def log_probabilities(logits_V: Tensor) -> Tensor:
 def _sample_row(logits_V: Tensor, row: DrawRow) -> SampledToken:
     if _plain_greedy(row):
         best, token = logits_V.max(dim=-1)
-        _check(best)
+        _check([float(best)])
         return SampledToken(token_id=int(token))
     scores_V = _adjusted(logits_V, row)
     token_id = int(scores_V.argmax()) if row.params.temperature <= 0.0 else _draw(scores_V, row)
@@ -154,7 +180,7 @@ def _adjusted(logits_V: Tensor, row: DrawRow) -> Floats:
     scores_V[np.array(row.banned_ids, dtype=np.int64)] = -np.inf
     if row.allowed_V is not None:
         scores_V[~row.allowed_V] = -np.inf
-    _check(torch.tensor(scores_V.max()))
+    _check([float(scores_V.max())])
     return scores_V
 
 
@@ -209,9 +235,9 @@ def _best(logprobs_V: npt.NDArray[np.float32], *, count: int) -> tuple[tuple[int
     return tuple((int(index), float(logprobs_V[index])) for index in ids)
 
 
-def _check(best: Tensor) -> None:
+def _check(best: Sequence[float]) -> None:
     """The highest scores must be numbers above minus infinity."""
-    if not bool(torch.isfinite(best).all()):
+    if not all(map(math.isfinite, best)):
         raise InternalError(
             "no token can be drawn: logits are not finite or every token is ruled out; the "
             "weights may be damaged or "

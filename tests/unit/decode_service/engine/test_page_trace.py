@@ -43,6 +43,9 @@ class _Pair:
     def __init__(self, *observers: StepObserver) -> None:
         self._observers = observers
 
+    def watches(self, row: Sequence) -> bool:
+        return True
+
     def layer_read(self, seen) -> None:
         for observer in self._observers:
             observer.layer_read(seen)

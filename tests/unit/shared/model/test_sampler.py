@@ -13,6 +13,7 @@ from shared.errors import InternalError
 from shared.model.sampler import (
     LOWEST_LOGPROB,
     DrawRow,
+    best_tokens,
     log_probabilities,
     sample,
     sample_rows,
@@ -116,6 +117,19 @@ def test_greedy_takes_the_first_of_equals() -> None:
     assert sample(logits_V, params=GREEDY).token_id == 1
     assert sample(logits_V, params=replace(GREEDY, logprobs=2)).token_id == 1
     assert sample_rows(logits_V.repeat(3, 1), [DrawRow(params=GREEDY)] * 3)[2].token_id == 1
+
+
+def test_best_tokens_that_are_known_already_are_taken() -> None:
+    logits_BV = torch.randn(5, 300)
+    best = int(logits_BV[1].argmax())
+    greedy = SamplingParams(temperature=0.0)
+    rows = [DrawRow(params=greedy, banned_ids=banned) for banned in ((), (best,), ())]
+    wanted = sample_rows(logits_BV[:3], rows)
+    assert sample_rows(logits_BV, rows, best_2B=best_tokens(logits_BV)) == wanted
+    assert wanted[1].token_id != best
+    broken = torch.stack((torch.full((5,), torch.nan), torch.zeros(5))).double()
+    with pytest.raises(InternalError, match="not finite"):
+        sample_rows(logits_BV, rows, best_2B=broken)
 
 
 def test_min_p_is_relative_to_the_best() -> None:

@@ -1,0 +1,189 @@
+"""Whole decode steps of a batch by the Triton kernels; needs torch and triton only.
+
+    python -m loadtest.micro.decode_step --device cuda --json
+    python -m loadtest.micro.decode_step --device cuda --only 18432 --repeats 12
+
+Weights and KV are random, of a model's shape. Logits are compared with the PyTorch path before
+anything is timed: a tiny model in float32 and bfloat16 over page edges, then the timed batch. The
+arms are steps of one engine and one way of capture, so their ratios compare methods: dense,
+DELTA, and where the case prunes, dense over the pruned prompt and both methods. Without a GPU the
+comparison of the tiny model alone runs, under Triton's interpreter (TRITON_INTERPRET=1).
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+from loadtest.micro.gpu_facts import gpu_facts
+from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
+from loadtest.micro.step_rows import CaseRows
+from loadtest.micro.step_shapes import CASES, TINY, StepCase, random_weights
+from loadtest.micro.step_times import against_bytes, time_parts, time_steps
+from shared.errors import ConfigError, InternalError
+from shared.model.transformer import Transformer
+
+_EDGE_STEPS = 18
+
+
+def bench_steps(
+    *, device: torch.device, only: str, repeats: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Compares, then times.
+
+    Args:
+        device: a CUDA device, or the CPU, which compares the tiny model only.
+        only: part of the names of the cases to time.
+        repeats: turns of each arm.
+        progress: is told what happens, one line at a time.
+
+    Returns:
+        JSON: `tiny` (errors by type and arm), `cases` (errors, times, bytes and parts by arm, or
+        `failed`: what was wrong), and where it was taken.
+
+    Raises:
+        ConfigError: the CPU without Triton's interpreter, or no case of that name.
+        InternalError: the tiny model's steps by kernels are wrong on this device.
+    """
+    on_gpu = device.type == "cuda"
+    if not on_gpu and not triton.knobs.runtime.interpret:
+        raise ConfigError("without a GPU the interpreter runs kernels: set TRITON_INTERPRET=1")
+    chosen = {name: case for name, case in CASES.items() if only in name}
+    if not chosen:
+        raise ConfigError(f"no case has {only!r} in its name; run without --only to see them all")
+    tiny = {}
+    for dtype in (torch.float32, torch.bfloat16) if on_gpu else (torch.float32,):
+        name = str(dtype).removeprefix("torch.")
+        tiny[name] = check_tiny(device=device, dtype=dtype, steps=_EDGE_STEPS if on_gpu else 2)
+        progress(f"tiny model in {name}: errors {tiny[name]}")
+    timed = chosen if on_gpu else {}
+    cases = {}
+    for name, case in timed.items():
+        try:
+            cases[name] = time_case(case, device=device, repeats=repeats, progress=progress)
+        except InternalError as error:
+            # The other cases still say something; the exit code tells of this one.
+            cases[name] = {"failed": str(error)}
+            progress(f"{name}: {error}")
+    facts = gpu_facts("loadtest.micro.decode_step", device)
+    return {"benchmark": "decode_step", "tiny": tiny, "cases": cases, **facts}
+
+
+def check_tiny(
+    *, device: torch.device, dtype: torch.dtype, steps: int
+) -> dict[str, dict[str, float]]:
+    """Errors of a tiny model over `steps` steps, by arm; see `StepCheck.run`."""
+    model = random_weights(TINY.config, device=device, dtype=dtype)
+    held = CaseRows(model, TINY)
+    exact = None if dtype is torch.float32 else Float32Twin(model, held, rows=TINY.batch)
+    check = StepCheck(model, held, TINY, checked_rows=TINY.batch, exact=exact)
+    return check.run(steps=steps)
+
+
+def time_case(
+    case: StepCase, *, device: torch.device, repeats: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Everything about one batch."""
+    torch.cuda.empty_cache()  # of the case before
+    model = random_weights(case.config, device=device, dtype=torch.bfloat16)
+    held = CaseRows(model, case)
+    errors = _check_case(model, held, case)
+    torch.cuda.empty_cache()
+    progress(f"batch {case.batch} x {case.context}: errors {errors}")
+    _, runner = make_runners(model, held.cache, case)
+    arms = {arm: held.rows(arm) for arm in held.arms()}
+    times = time_steps(runner, arms, repeats=repeats)
+    reads = {}
+    for arm, each in arms.items():
+        attended = int(runner.compute(each).attended.sum())
+        reads[arm] = {
+            "attended": attended / case.batch,
+            **against_bytes(
+                times["device_ms"][arm]["median"],
+                kv_bytes=attended * model.geometry().token_bytes,
+                weight_bytes=_weight_bytes(model),
+            ),
+            "parts_ms": time_parts(runner, each),
+        }
+    progress(f"  {_in_words(times['step_ms'])}")
+    return {"errors": errors, **times, "arms": reads}
+
+
+def _check_case(model: Transformer, held: CaseRows, case: StepCase) -> dict[str, dict[str, float]]:
+    """One row of the timed batch; the float32 copies are gone afterwards."""
+    exact = Float32Twin(model, held, rows=1)
+    return StepCheck(model, held, case, checked_rows=1, exact=exact).run(steps=1)
+
+
+def _weight_bytes(model: Transformer) -> int:
+    """Bytes of the matrices that a step reads whole."""
+    layers = [
+        matrix
+        for layer in model.layers
+        for matrix in (
+            layer.weights.qkv,
+            layer.weights.out,
+            layer.weights.gate_up,
+            layer.weights.down,
+        )
+    ]
+    return sum(matrix.numel() * matrix.element_size() for matrix in (*layers, model.head_VE))
+
+
+def _in_words(step_ms: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{arm} {times['median']:.3f} ms ({times['base_over_this']['median']:.2f}x)"
+        for arm, times in step_ms.items()
+    )
+
+
+def _print(result: dict[str, Any]) -> None:
+    for name, case in result["cases"].items():
+        if "failed" in case:
+            print(f"{name}\n  failed: {case['failed']}")
+            continue
+        print(f"{name}\n  step: {_in_words(case['step_ms'])}")
+        print(f"  device: {_in_words(case['device_ms'])}")
+        for arm, reads in case["arms"].items():
+            parts = reads["parts_ms"]
+            text = ", ".join(
+                f"{part} {parts[part]:.3f}"
+                for part in ("attention", "selection", "products", "rest")
+            )
+            print(f"  {arm:8} {reads['tb_per_s']:.2f} TB/s; ms: {text}")
+    print(f"{result['device']}, torch {result['torch']}, triton {result['triton']}")
+
+
+def main() -> None:
+    """The command; see the module."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.micro.decode_step", description=__doc__
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", default="", help="part of the names of the cases to time")
+    parser.add_argument("--repeats", type=int, default=12, help="turns of each arm")
+    parser.add_argument("--json", action="store_true", help="one object on standard output")
+    given = parser.parse_args()
+    try:
+        result = bench_steps(
+            device=torch.device(given.device),
+            only=given.only,
+            repeats=given.repeats,
+            progress=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    except ConfigError as error:
+        parser.error(str(error))
+    if given.json:
+        print(json.dumps(result))
+    else:
+        _print(result)
+    if any("failed" in case for case in result["cases"].values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

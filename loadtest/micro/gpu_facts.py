@@ -1,0 +1,35 @@
+"""Where the figures of a GPU were taken; asked of torch, Triton and git alone."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+
+def gpu_facts(module: str, device: torch.device) -> dict[str, Any]:
+    """Command, commit, device and versions of a run of `python -m <module>`, JSON-ready."""
+    on_gpu = device.type == "cuda"
+    return {
+        "command": f"python -m {module} {' '.join(sys.argv[1:])}".strip(),
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu (interpreter)",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    try:
+        done = subprocess.run(  # noqa: S603  fixed arguments of our own
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
