@@ -10,6 +10,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from prefill_service.config import PrefillConfig
+from prefill_service.engine.attention import probe_for
 from prefill_service.engine.banner import banner, warn_of_buffer
 from prefill_service.engine.compute import ComputeThread
 from prefill_service.engine.courier import DeliveryPolicy
@@ -22,7 +23,7 @@ from prefill_service.engine.recorder import MetricsRecorder
 from prefill_service.engine.runner import PrefillRunner
 from prefill_service.engine.sender import Links
 from prefill_service.engine.services import Services, profile_planner
-from prefill_service.engine.warm_up import warm_up
+from prefill_service.engine.warm_up import warm_up, warm_up_tokens
 from prefill_service.engine.watchdog import Watchdog
 from prefill_service.rpc.control import CAPABILITIES
 from prefill_service.rpc.decode_client import DecodeClient
@@ -39,7 +40,7 @@ from shared.discovery.redis import RedisDiscovery, RedisSettings
 from shared.errors import ConfigError
 from shared.grammar.compiler import GrammarCompiler
 from shared.kv.geometry import KvGeometry
-from shared.model.probe import probe_attention
+from shared.model.probe import AttentionChoice
 from shared.model.weights import LoadedModel, load_model
 from shared.rpc.server import RpcServer, build_server
 from shared.rpc.tls import PeerTls
@@ -53,8 +54,6 @@ from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport.hello import Peer
 from shared.transport.topology import read_topology
 from shared.types.worker_info import WorkerInfo
-
-WARM_UP_TOKENS = 32
 
 _log = structlog.get_logger(__name__)
 
@@ -104,7 +103,8 @@ class PrefillApp:
         with self._board.startup("loading", "weights"):
             loaded = await asyncio.to_thread(self._load)
         with self._board.startup("loading", "engine"):
-            parts = self._parts = _Parts(loaded, app=self)
+            attention = await asyncio.to_thread(probe_for, loaded.model)
+            parts = self._parts = _Parts(loaded, attention=attention, app=self)
             info = parts.info
             self.recorder.serves(
                 role="prefill",
@@ -117,7 +117,7 @@ class PrefillApp:
                 warm_up,
                 parts.runner,
                 planner=parts.planner,
-                tokens=min(WARM_UP_TOKENS, parts.limits.max_model_len - 1),
+                tokens=min(warm_up_tokens(config.device), parts.limits.max_model_len - 1),
             )
         with self._board.startup("starting", "serving"):
             await self._serve(rpc, parts)
@@ -307,9 +307,8 @@ class PrefillApp:
 class _Parts:
     """What is built once the model is in memory."""
 
-    def __init__(self, loaded: LoadedModel, *, app: PrefillApp) -> None:
+    def __init__(self, loaded: LoadedModel, *, attention: AttentionChoice, app: PrefillApp) -> None:
         config, model = app.config, loaded.model
-        attention = probe_attention(model.device)
         self.model = model.identity(config.model_name or loaded.name)
         self.limits = ModelLimits(
             vocab_size=model.config.vocab_size,
@@ -322,7 +321,7 @@ class _Parts:
             on_compiled=app.recorder.grammar_compiled,
         )
         self.runner = PrefillRunner(
-            model, attention=attention.backend, chunk_tokens=config.chunk_tokens
+            model, attention=attention.backend, chunk_tokens=config.block_tokens
         )
         self.compute = ComputeThread(self.runner)
         self.planner = profile_planner(

@@ -11,16 +11,14 @@ runs, at small sizes under Triton's interpreter (TRITON_INTERPRET=1), and no tim
 import argparse
 import dataclasses
 import json
-import platform
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import triton
 
+from loadtest.micro.device_facts import device_facts
 from loadtest.micro.kernel_compile import CompiledKernel, compiling_for
 from loadtest.micro.kernel_decode import (
     DecodeCase,
@@ -88,7 +86,13 @@ def bench_kernels(
         raise ConfigError(f"no size has {only!r} in its name; run without --only to see them all")
     result = {"benchmark": "kernels", "dtype": str(dtype).removeprefix("torch.")}
     copy = {"copy": copy_rate()} if on_gpu else {}
-    return {**result, "decode": decode, "prefill": prefill, **copy, **_facts(device)}
+    return {
+        **result,
+        "decode": decode,
+        "prefill": prefill,
+        **copy,
+        **device_facts(device, command="python -m loadtest.micro.kernels"),
+    }
 
 
 def _chosen(
@@ -124,31 +128,6 @@ def compile_kernels(capability: int) -> dict[str, list[CompiledKernel]]:
         prefill_case.window(0)
         prefill_case.kept_queries(0)
     return found | {name: compiled}
-
-
-def _facts(device: torch.device) -> dict[str, Any]:
-    """Where the figures were taken; asked of torch and git, so that nothing else is needed."""
-    on_gpu = device.type == "cuda"
-    return {
-        "command": f"python -m loadtest.micro.kernels {' '.join(sys.argv[1:])}".strip(),
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu (interpreter)",
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", *arguments]
-    try:
-        done = subprocess.run(  # noqa: S603  fixed arguments of our own
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _print(result: Mapping[str, Any]) -> None:
