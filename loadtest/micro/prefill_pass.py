@@ -260,17 +260,18 @@ def _numbers(text: str) -> list[float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
+    defaults = PassPlan()
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.micro.prefill_pass",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--shape", default=PassPlan.shape, help=", ".join(MODEL_SHAPES))
+    parser.add_argument("--shape", default=defaults.shape, help=", ".join(MODEL_SHAPES))
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="prompts to time")
     parser.add_argument("--keep", default=",".join(map(str, KEEP)), help="keep rates")
-    parser.add_argument("--repeats", type=int, default=PassPlan.repeats, help="of every arm")
-    parser.add_argument("--chunk-tokens", type=int, default=PassPlan.chunk_tokens)
+    parser.add_argument("--repeats", type=int, default=defaults.repeats, help="of every arm")
+    parser.add_argument("--chunk-tokens", type=int, default=defaults.chunk_tokens)
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args(arguments)
