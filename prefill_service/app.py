@@ -320,9 +320,9 @@ class _Parts:
             Tokenizer.from_folder(loaded.folder),
             on_compiled=app.recorder.grammar_compiled,
         )
-        self.runner = PrefillRunner(
-            model, attention=attention.backend, chunk_tokens=config.block_tokens
-        )
+        on_cuda = model.device.type == "cuda"
+        chunk_tokens = config.device_chunk_tokens if on_cuda else config.chunk_tokens
+        self.runner = PrefillRunner(model, attention=attention.backend, chunk_tokens=chunk_tokens)
         self.compute = ComputeThread(self.runner)
         self.planner = profile_planner(
             model.config, geometry=model.geometry(), params=loaded.profile.pruning

@@ -94,12 +94,6 @@ class PrefillConfig:
     """Longest seconds that a drain waits for prompts that are queued or running."""
 
     @property
-    def block_tokens(self) -> int:
-        """Tokens that run through a layer at once on this worker's device."""
-        on_cuda = self.device.startswith("cuda")
-        return self.device_chunk_tokens if on_cuda else self.chunk_tokens
-
-    @property
     def faults_text(self) -> str:
         """The faults in one line, for health pages and logs; empty when there are none."""
         return ", ".join(entry.strip() for entry in self.faults)

@@ -7,7 +7,7 @@ they hold, and logits and KV by a reference that is given the tokens that were k
 Shapes: T tokens, N kept tokens, C candidates, V vocabulary.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -154,9 +154,12 @@ def check_choice(*, rows: int, candidates: int, kept: int, device: torch.device)
     scores_RC = torch.randn((rows, candidates), generator=generator, device=device)
     scores_RC = (scores_RC * 50).round() / 50
     scores_RC[:, ::97] = torch.nan
-    counts = {"prompt_tokens": candidates + 8, "kept_tokens": kept}
-    ours = keep_highest(scores_RC, **counts, protect_first=True)
-    slow = select_positions(scores_RC, **counts, protect_first=True)
+    rules: dict[str, Any] = {
+        "prompt_tokens": candidates + 8,
+        "kept_tokens": kept,
+        "protect_first": True,
+    }
+    ours, slow = keep_highest(scores_RC, **rules), select_positions(scores_RC, **rules)
     if not torch.equal(ours, slow):
         raise InternalError(
             f"{kept} of {candidates} positions: {int((ours != slow).sum())} places differ from the "
@@ -238,12 +241,9 @@ def _shared(first_N: Tensor, second_N: Tensor) -> float:
 def _in_float32(model: Transformer) -> Transformer:
     """The same weights in float32."""
 
-    def wide(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.float()
-
     def layer(weights: LayerWeights) -> LayerWeights:
-        names = LayerWeights.__dataclass_fields__
-        return LayerWeights(**{name: wide(getattr(weights, name)) for name in names})
+        given = {field.name: getattr(weights, field.name) for field in fields(weights)}
+        return replace(weights, **{name: x.float() for name, x in given.items() if x is not None})
 
     return Transformer(
         model.config,

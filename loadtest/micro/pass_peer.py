@@ -32,7 +32,7 @@ class TransformersPass:
         raw = model.config.to_dict()
         config = AutoConfig.for_model(raw.pop("model_type"), **raw)
         with torch.device(model.device):
-            made: Any = AutoModelForCausalLM.from_config(
+            made: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, attn_implementation="sdpa", dtype=model.dtype
             )
         made.load_state_dict(_views(model), assign=True, strict=not model.config.tie_embeddings)
@@ -79,10 +79,10 @@ def _views(model: Transformer) -> dict[str, Tensor]:
         found[f"{prefix}.mlp.down_proj.weight"] = w.down
         for part, rows in zip(("gate", "up"), w.gate_up.chunk(2), strict=True):
             found[f"{prefix}.mlp.{part}_proj.weight"] = rows
-        for part, rows in zip("qkv", w.qkv.split(sizes), strict=True):
+        for part, rows in zip("qkv", torch.split(w.qkv, sizes), strict=True):
             found[f"{prefix}.self_attn.{part}_proj.weight"] = rows
         if w.qkv_bias is not None:
-            for part, rows in zip("qkv", w.qkv_bias.split(sizes), strict=True):
+            for part, rows in zip("qkv", torch.split(w.qkv_bias, sizes), strict=True):
                 found[f"{prefix}.self_attn.{part}_proj.bias"] = rows
         if w.q_norm_D is not None and w.k_norm_D is not None:
             found[f"{prefix}.self_attn.q_norm.weight"] = w.q_norm_D

@@ -82,7 +82,7 @@ class CudnnKernel:
     @property
     def missing(self) -> str | None:
         """PyTorch may be built without it."""
-        if not torch.backends.cudnn.is_available():
+        if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
             return "this PyTorch has no cuDNN"
         return _missing_operator("_scaled_dot_product_cudnn_attention")
 

@@ -131,13 +131,13 @@ def _fault(kernel: ExactKernel, shape: HeadShape, device: torch.device) -> str |
         text = str(error).strip().splitlines()
         return f"{type(error).__name__}: {text[0] if text else 'no message'}"
     wanted_THD, wanted_TH = plain_attention(q[:tokens], k[:tokens], v[:tokens])
-    error = _difference(out_PHD[:tokens], wanted_THD)
-    if not error < LARGEST_ERROR:
-        return f"its output is {error:.2g} off float32, {LARGEST_ERROR} is allowed"
+    off = _difference(out_PHD[:tokens], wanted_THD)
+    if not off < LARGEST_ERROR:
+        return f"its output is {off:.2g} off float32, {LARGEST_ERROR} is allowed"
     assert lse_PH is not None, "it was wanted"
-    error = _difference(lse_PH[:tokens], wanted_TH)
-    if not error < LARGEST_ERROR:
-        return f"its log-sum-exp is {error:.2g} off float32, {LARGEST_ERROR} is allowed"
+    off = _difference(lse_PH[:tokens], wanted_TH)
+    if not off < LARGEST_ERROR:
+        return f"its log-sum-exp is {off:.2g} off float32, {LARGEST_ERROR} is allowed"
     return None
 
 

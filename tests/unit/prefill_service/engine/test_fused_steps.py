@@ -1,6 +1,7 @@
 """The CUDA path of the runner, kernels under Triton's interpreter, against the PyTorch path."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -83,18 +84,15 @@ def run(
 def assert_same(ours: Ran, wanted: Ran) -> None:
     assert ours.plan == wanted.plan
     assert ours.output.kept_N.tolist() == wanted.output.kept_N.tolist()
-    close = {"atol": 2e-5, "rtol": 1e-4}
-    torch.testing.assert_close(ours.output.logits_V, wanted.output.logits_V, **close)
+    torch.testing.assert_close(ours.output.logits_V, wanted.output.logits_V, atol=2e-5, rtol=1e-4)
     for layer in range(ours.plan.geometry.num_layers):
         assert torch.equal(ours.kv.layer_positions(layer), wanted.kv.layer_positions(layer))
         for got, other in zip(ours.kv.layer(layer), wanted.kv.layer(layer), strict=True):
             assert got.is_contiguous()
-            torch.testing.assert_close(got, other, **close)
+            torch.testing.assert_close(got, other, atol=2e-5, rtol=1e-4)
 
 
-def assert_equal_paths(
-    model: Transformer, tokens: int, params: PruningParams, **how: object
-) -> Ran:
+def assert_equal_paths(model: Transformer, tokens: int, params: PruningParams, **how: Any) -> Ran:
     ours = run(model, tokens, params, attention=fused(), **how)
     assert_same(ours, run(model, tokens, params, attention=TorchAttention(), **how))
     return ours
@@ -210,6 +208,8 @@ def test_the_log_sum_exp_of_attention_is_what_scores_use():
     summed = replace(params, aggregation_window=3)
     doubled = run(model, 33, summed, attention=shifted).output.scores_C
     plain = run(model, 33, summed, attention=fused()).output.scores_C
+    assert doubled is not None
+    assert plain is not None
     assert not torch.allclose(doubled, plain)
 
 

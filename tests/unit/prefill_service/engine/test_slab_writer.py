@@ -1,7 +1,7 @@
 """Both writers leave the same slab; the one beside the computation ends with its prompt."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -66,14 +66,15 @@ async def test_both_leave_the_same_slab(
 ) -> None:
     plan = plan_for(tiny_model, params)
     runner = PrefillRunner(tiny_model, attention=TorchAttention(), chunk_tokens=16)
-    left, told = [], []
-    makers = (
+    left = []
+    told: list[int] = []
+    makers: tuple[Callable[[HostSlab], SlabWriter], ...] = (
         lambda slab: DirectSlabWriter(slab, progressed=told.append),
         lambda slab: DeviceSlabWriter(slab, progressed=told.append, device=CPU),
     )
     for make in makers:
         slab = HostSlab(plan.slab, geometry=plan.geometry, executor=executor)
-        writer: SlabWriter = make(slab)
+        writer = make(slab)
         output = runner.run(
             token_ids=range(3, 3 + TOKENS), plan=plan, observer=writer, stop=lambda: False
         )

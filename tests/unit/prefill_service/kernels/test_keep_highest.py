@@ -1,5 +1,7 @@
 """The selection kernel against the function that serves on a CPU: equal in every place."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,12 +19,11 @@ SCORES = st.one_of(
 )
 
 
-def both(rows: list[list[float]], *, tail: int, kept: int, **rules: object) -> None:
+def both(rows: list[list[float]], *, tail: int, kept: int, **rules: Any) -> None:
     scores_RC = torch.tensor(rows, dtype=torch.float32, device=DEVICE)
     before = scores_RC.clone()
-    counts = {"prompt_tokens": scores_RC.shape[1] + tail, "kept_tokens": kept}
-    ours = keep_highest(scores_RC, **counts, **rules)
-    wanted = select_positions(scores_RC, **counts, **rules)
+    rules |= {"prompt_tokens": scores_RC.shape[1] + tail, "kept_tokens": kept}
+    ours, wanted = keep_highest(scores_RC, **rules), select_positions(scores_RC, **rules)
     assert ours.dtype is torch.int64
     assert ours.tolist() == wanted.tolist()
     assert torch.equal(scores_RC.view(torch.int32), before.view(torch.int32)), "left alone"
