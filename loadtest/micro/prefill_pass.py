@@ -21,7 +21,7 @@ import torch
 import triton
 
 from loadtest.micro.device_facts import device_facts
-from loadtest.micro.kernel_parity import relative_error
+from loadtest.micro.kernel_parity import relative_distance
 from loadtest.micro.pass_arms import FULL, Arm, claa, our_arms, peer_arms, summary, take_turns
 from loadtest.micro.pass_model import MODEL_SHAPES, random_on_device
 from loadtest.micro.pass_parity import PASS_CASES, check_choice, check_pass, head_shape
@@ -44,8 +44,8 @@ _LONG = 50_000
 """Prompts from here on run a third of the repeats, three at least."""
 
 _PEER = "transformers (cudnn)"
-_PEER_DIFFERENCE = 5e-2
-"""Largest difference of a logit from transformers', relative, both in bfloat16."""
+_PEER_DIFFERENCE = 0.1
+"""Longest difference of logits from transformers', relative: both in bfloat16, 32 layers."""
 
 _BOUNDS: dict[int, dict[str, tuple[str, float]]] = {
     10_000: {
@@ -197,7 +197,7 @@ def _compare_peer(arms: dict[str, Arm], *, tokens: int) -> dict[str, Any]:
     ids = _prompt(full.model, tokens)  # type: ignore[attr-defined]
     ours_V = full(ids).output.logits_V
     theirs_V = arms[_PEER](ids)[0]
-    difference = relative_error(ours_V, theirs_V.double())
+    difference = relative_distance(ours_V, theirs_V.double())
     if not difference < _PEER_DIFFERENCE:
         raise InternalError(
             f"our logits of {tokens} tokens are {difference:.3g} off transformers', "
