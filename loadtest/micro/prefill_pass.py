@@ -24,7 +24,13 @@ from loadtest.micro.device_facts import device_facts
 from loadtest.micro.kernel_parity import relative_distance
 from loadtest.micro.pass_arms import FULL, Arm, claa, our_arms, peer_arms, summary, take_turns
 from loadtest.micro.pass_model import MODEL_SHAPES, random_on_device
-from loadtest.micro.pass_parity import PASS_CASES, check_choice, check_pass, head_shape
+from loadtest.micro.pass_parity import (
+    PASS_CASES,
+    STRICT_CASES,
+    check_choice,
+    check_pass,
+    head_shape,
+)
 from prefill_service.engine.fused_steps import DEVICE_CHUNK_TOKENS
 from shared.errors import ConfigError, InternalError
 from shared.model.device_attention import DeviceAttention, KernelRange
@@ -125,16 +131,22 @@ def parity(device: torch.device, *, progress: Callable[[str], None]) -> dict[str
     for case in PASS_CASES if on_gpu else PASS_CASES[-1:]:
         progress(f"parity {case.label}")
         shape = head_shape(case, torch.bfloat16)
-        choice = probe_attention(device, requested=TRITON, shape=shape) if on_gpu else _on_host()
-        found[case.label] = check_pass(case, choice=choice, device=device)
+        choice = probe_attention(device, requested=TRITON, shape=shape) if on_gpu else _plain()
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        found[case.label] = check_pass(case, choice=choice, device=device, dtype=dtype)
+    for case in PASS_CASES[: STRICT_CASES if on_gpu else 0]:
+        progress(f"parity in float32 {case.label}")
+        found[f"float32 {case.label}"] = check_pass(
+            case, choice=_plain(), device=device, dtype=torch.float32
+        )
     for rows, candidates, kept in ((8, 9_992, 1000), (1, 65_528, 6553), (3, 40, 20)):
         if on_gpu or candidates < 100:  # noqa: PLR2004
             check_choice(rows=rows, candidates=candidates, kept=kept, device=device)
     return found
 
 
-def _on_host() -> AttentionChoice:
-    """The CUDA path with attention that a CPU can run."""
+def _plain() -> AttentionChoice:
+    """The CUDA path with attention that any device runs in any type."""
     ranges = (KernelRange(up_to=None, kernel=PlainKernel()),)
     return AttentionChoice(backend=DeviceAttention(ranges), rejected=())
 

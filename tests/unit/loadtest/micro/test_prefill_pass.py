@@ -64,13 +64,13 @@ class Wrong(PlainKernel):
 
 def test_a_wrong_path_stops_it():
     with pytest.raises(InternalError, match=r"off float32.*the CUDA path is wrong on this device"):
-        check_pass(SMALL, choice=choice_of(Wrong()), device=DEVICE)
+        check_pass(SMALL, choice=choice_of(Wrong()), device=DEVICE, dtype=torch.float32)
 
 
 def test_a_bad_choice_stops_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("loadtest.micro.pass_parity._SCORE_SHARE", 1.1)
     with pytest.raises(InternalError, match="the CUDA path chooses wrongly"):
-        check_pass(SMALL, choice=choice_of(PlainKernel()), device=DEVICE)
+        check_pass(SMALL, choice=choice_of(PlainKernel()), device=DEVICE, dtype=torch.float32)
 
 
 def test_a_wrong_selection_stops_it(monkeypatch: pytest.MonkeyPatch):
