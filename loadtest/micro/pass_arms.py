@@ -83,10 +83,10 @@ def our_arms(
     }
 
 
-def peer_arms(model: Transformer) -> dict[str, Arm]:
-    """Transformers by each of its kernels."""
+def peer_arms(model: Transformer, names: tuple[str, ...]) -> dict[str, Arm]:
+    """Transformers by some of its kernels."""
     peer = TransformersPass(model)
-    return {name: PeerPass(peer=peer.by(kernel)) for name, kernel in PEER_KERNELS.items()}
+    return {name: PeerPass(peer=peer.by(PEER_KERNELS[name])) for name in names}
 
 
 @dataclass(slots=True)

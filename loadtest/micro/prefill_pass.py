@@ -1,7 +1,7 @@
 """Speed of a prompt's pass on a CUDA device; needs torch and triton, transformers for the peer.
 
     python -m loadtest.micro.prefill_pass --device cuda --json
-    python -m loadtest.micro.prefill_pass --device cuda --tokens 10000 --no-peer
+    python -m loadtest.micro.prefill_pass --device cuda --tokens 10000 --repeats 5 --peer ""
 
 Random weights of a model's shape in bfloat16, one prompt at a time, its KV left in memory. Before
 anything is timed, the CUDA path is compared with the PyTorch path in float32 on small models of all
@@ -31,6 +31,7 @@ from loadtest.micro.pass_parity import (
     check_pass,
     head_shape,
 )
+from loadtest.micro.pass_peer import PEER_KERNELS
 from prefill_service.engine.fused_steps import DEVICE_CHUNK_TOKENS
 from shared.errors import ConfigError, InternalError
 from shared.model.device_attention import DeviceAttention, KernelRange
@@ -45,9 +46,6 @@ TOKENS = (10_000, 32_768, 65_536)
 
 KEEP = (0.1, 0.2, 0.4)
 """Keep rates that are timed."""
-
-_LONG = 50_000
-"""Prompts from here on run a third of the repeats, three at least."""
 
 _PEER = "transformers (cudnn)"
 _PEER_DIFFERENCE = 0.1
@@ -77,16 +75,20 @@ class PassPlan:
     """Prompts."""
     keep: tuple[float, ...] = KEEP
     """Keep rates."""
-    repeats: int = 10
-    """Runs of each arm that count; a third of it for prompts of 50k tokens and more."""
+    repeats: tuple[int, ...] = (10, 10, 4)
+    """Runs of each arm that count, by prompt; the last one stands for those that follow."""
     chunk_tokens: int = DEVICE_CHUNK_TOKENS
     """Tokens of a block."""
-    with_peer: bool = True
-    """Run transformers too, where it is installed."""
+    peer: tuple[str, ...] = tuple(PEER_KERNELS)
+    """Kernels of transformers, which runs where it is installed."""
+    cases: int = len(PASS_CASES)
+    """Small models that are compared first, at least one."""
 
-    def repeats_of(self, tokens: int) -> int:
-        """Runs of each arm at one length."""
-        return self.repeats if tokens < _LONG else max(3, self.repeats // 3)
+    @property
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        """Each prompt's tokens and the repeats of its arms."""
+        last = self.repeats[-1:] * len(self.tokens)
+        return tuple(zip(self.tokens, (*self.repeats, *last), strict=False))
 
 
 def bench_pass(
@@ -109,6 +111,12 @@ def bench_pass(
     """
     if device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise ConfigError("without a GPU the interpreter runs kernels: set TRITON_INTERPRET=1")
+    unknown = [name for name in plan.peer if name not in PEER_KERNELS]
+    if unknown or plan.cases < 1 or min(plan.repeats) < 1:
+        raise ConfigError(
+            f"peers {', '.join(unknown) or 'are known'}, {plan.cases} cases, {plan.repeats} "
+            f"repeats: the peers are {', '.join(PEER_KERNELS)}, and cases and repeats at least 1"
+        )
     if plan.shape not in MODEL_SHAPES:
         known = ", ".join(MODEL_SHAPES)
         raise ConfigError(f"no model shape {plan.shape!r}; choose one of {known}")
@@ -116,7 +124,7 @@ def bench_pass(
         "benchmark": "prefill_pass",
         "shape": plan.shape,
         "dtype": "bfloat16" if device.type == "cuda" else "float32",
-        "parity": parity(device, progress=progress),
+        "parity": parity(device, cases=plan.cases, progress=progress),
     }
     if device.type == "cuda":
         found |= _timed(plan, device=device, progress=progress)
@@ -124,17 +132,17 @@ def bench_pass(
 
 
 @torch.inference_mode()
-def parity(device: torch.device, *, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Errors by case; raises what `check_pass` and `check_choice` raise."""
+def parity(device: torch.device, *, cases: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Errors of the first `cases` cases; raises what `check_pass` and `check_choice` raise."""
     found = {}
     on_gpu = device.type == "cuda"
-    for case in PASS_CASES if on_gpu else PASS_CASES[-1:]:
+    for case in PASS_CASES[:cases] if on_gpu else PASS_CASES[-1:]:
         progress(f"parity {case.label}")
         shape = head_shape(case, torch.bfloat16)
         choice = probe_attention(device, requested=TRITON, shape=shape) if on_gpu else _plain()
         dtype = torch.bfloat16 if on_gpu else torch.float32
         found[case.label] = check_pass(case, choice=choice, device=device, dtype=dtype)
-    for case in PASS_CASES[: STRICT_CASES if on_gpu else 0]:
+    for case in PASS_CASES[: min(cases, STRICT_CASES) if on_gpu else 0]:
         progress(f"parity in float32 {case.label}")
         found[f"float32 {case.label}"] = check_pass(
             case, choice=_plain(), device=device, dtype=torch.float32
@@ -178,13 +186,13 @@ def _timed(
         "weights_bytes": torch.cuda.memory_allocated(device),
         "tokens": {},
     }
-    if plan.with_peer and importlib.util.find_spec("transformers") is not None:
+    if plan.peer and importlib.util.find_spec("transformers") is not None:
         progress("drawing transformers over the same weights")
-        arms |= peer_arms(model)
-        found["peer_parity"] = _compare_peer(arms, tokens=plan.tokens[0])
+        peers = peer_arms(model, plan.peer)
+        found["peer_parity"] = _compare_peer(arms | peers, tokens=plan.tokens[0])
+        arms |= peers
         progress(f"difference from transformers: {found['peer_parity']}")
-    for tokens in plan.tokens:
-        repeats = plan.repeats_of(tokens)
+    for tokens, repeats in plan.schedule:
         timed = take_turns(arms, _prompt(model, tokens), repeats=repeats, device=device)
         at = {"repeats": repeats, **summary(timed)}
         at["bounds"] = bounds(tokens, at)
@@ -208,7 +216,7 @@ def _compare_peer(arms: dict[str, Arm], *, tokens: int) -> dict[str, Any]:
     full = arms[FULL]
     ids = _prompt(full.model, tokens)  # type: ignore[attr-defined]
     ours_V = full(ids).output.logits_V
-    theirs_V = arms[_PEER](ids)[0]
+    theirs_V = next(arm for name, arm in arms.items() if name in PEER_KERNELS)(ids)[0]
     difference = relative_distance(ours_V, theirs_V.double())
     if not difference < _PEER_DIFFERENCE:
         raise InternalError(
@@ -282,18 +290,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shape", default=defaults.shape, help=", ".join(MODEL_SHAPES))
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="prompts to time")
     parser.add_argument("--keep", default=",".join(map(str, KEEP)), help="keep rates")
-    parser.add_argument("--repeats", type=int, default=defaults.repeats, help="of every arm")
+    parser.add_argument(
+        "--repeats", default=",".join(map(str, defaults.repeats)), help="of every arm, by prompt"
+    )
     parser.add_argument("--chunk-tokens", type=int, default=defaults.chunk_tokens)
-    parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    parser.add_argument(
+        "--peer", default="cudnn,flash", help="kernels of transformers; empty leaves it out"
+    )
+    parser.add_argument(
+        "--cases", type=int, default=defaults.cases, help="small models that are compared first"
+    )
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args(arguments)
     plan = PassPlan(
         shape=given.shape,
         tokens=tuple(int(n) for n in _numbers(given.tokens)),
         keep=tuple(_numbers(given.keep)),
-        repeats=given.repeats,
+        repeats=tuple(int(n) for n in _numbers(given.repeats)),
         chunk_tokens=given.chunk_tokens,
-        with_peer=not given.no_peer,
+        peer=tuple(f"transformers ({name})" for name in given.peer.split(",") if name),
+        cases=given.cases,
     )
     try:
         result = bench_pass(

@@ -3,7 +3,7 @@
 The fast twin of `ranking.select.select_positions`. One program finds the score of the last position
 that fits bit by bit, in an integer form of floats that sorts as they do, and then writes what lies
 above it, and of its equals the lowest positions, in ascending order. Its length is known before, so
-that nothing waits for the device.
+that nothing waits for the device. Scores of a row that fits the registers are read once.
 
 Shapes: R rows, C candidates, N kept tokens, L prompt tokens, P protected positions.
 """
@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 _MOST_BLOCK = 16_384
-_WARP_ELEMENTS = 1024
+_MOST_WARPS = 16
+_WARP_SCORES = 512
 
 
 def keep_highest(
@@ -59,7 +60,8 @@ def keep_highest(
         scores_RC.stride(0),
         PROTECT_FIRST=protect_first,
         BLOCK=block,
-        num_warps=max(1, min(16, block // _WARP_ELEMENTS)),
+        IN_REGISTERS=candidates <= block,
+        num_warps=max(1, min(_MOST_WARPS, block // _WARP_SCORES)),
     )
     return kept_RN
 
@@ -82,12 +84,21 @@ def _ordered_block(row_ptr, first, candidates, PROTECT_FIRST: tl.constexpr, BLOC
 
 
 @triton.jit
-def _reaching(row_ptr, candidates, bar, PROTECT_FIRST: tl.constexpr, BLOCK: tl.constexpr):
-    """How many scores are at or above a bar."""
-    count = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, candidates, BLOCK):
-        key = _ordered_block(row_ptr, first, candidates, PROTECT_FIRST, BLOCK)
-        count += (key >= bar).to(tl.int32)
+def _reaching(
+    row_ptr,
+    candidates,
+    held,
+    bar,
+    PROTECT_FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IN_REGISTERS: tl.constexpr,
+):
+    """How many scores are at or above a bar; `held` is the first block, and all of a short row."""
+    count = (held >= bar).to(tl.int32)
+    if not IN_REGISTERS:
+        for first in range(BLOCK, candidates, BLOCK):
+            key = _ordered_block(row_ptr, first, candidates, PROTECT_FIRST, BLOCK)
+            count += (key >= bar).to(tl.int32)
     return tl.sum(count, 0)
 
 
@@ -102,25 +113,30 @@ def _keep_row(
     scores_stride,
     PROTECT_FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
+    IN_REGISTERS: tl.constexpr,
 ):
     row = tl.program_id(0)
     row_ptr = scores_ptr + row * scores_stride
     kept_tokens = budget + prompt_tokens - candidates
     out_ptr = kept_ptr + row.to(tl.int64) * kept_tokens
-    # The highest bar that `budget` scores reach, from the sign bit downwards; -inf reaches `least`.
-    least = -2147483648
-    bar = tl.full([], least, tl.int32)
-    bar = tl.where(_reaching(row_ptr, candidates, 0, PROTECT_FIRST, BLOCK) >= budget, 0, bar)
+    held = _ordered_block(row_ptr, 0, candidates, PROTECT_FIRST, BLOCK)
+    # The highest bar that `budget` scores reach, from the sign bit downwards.
+    bar = tl.full([], -2147483648, tl.int32)
+    reached = _reaching(row_ptr, candidates, held, 0, PROTECT_FIRST, BLOCK, IN_REGISTERS)
+    bar = tl.where(reached >= budget, 0, bar)
     for step in range(31):
         higher = bar | (1 << (30 - step))
-        reached = _reaching(row_ptr, candidates, higher, PROTECT_FIRST, BLOCK)
+        reached = _reaching(row_ptr, candidates, held, higher, PROTECT_FIRST, BLOCK, IN_REGISTERS)
         bar = tl.where(reached >= budget, higher, bar)
-    # Above the bar lie fewer than the budget, so `bar` has no successor that overflows.
-    room = budget - _reaching(row_ptr, candidates, bar + 1, PROTECT_FIRST, BLOCK)
+    # The bar is the key of some score, so it has a successor.
+    above = _reaching(row_ptr, candidates, held, bar + 1, PROTECT_FIRST, BLOCK, IN_REGISTERS)
+    room = budget - above
     written = tl.full([], 0, tl.int32)
     levels = tl.full([], 0, tl.int32)
     for first in range(0, candidates, BLOCK):
-        key = _ordered_block(row_ptr, first, candidates, PROTECT_FIRST, BLOCK)
+        key = held
+        if not IN_REGISTERS:
+            key = _ordered_block(row_ptr, first, candidates, PROTECT_FIRST, BLOCK)
         level = (key == bar).to(tl.int32)
         chosen = (key > bar) | ((level > 0) & (levels + tl.cumsum(level, 0) <= room))
         chosen = chosen.to(tl.int32)

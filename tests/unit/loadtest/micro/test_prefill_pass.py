@@ -157,5 +157,13 @@ def test_bounds_say_what_was_met():
     assert bounds(12_345, summary(timed)) == {}
 
 
-def test_long_prompts_run_less_often():
-    assert [PassPlan().repeats_of(n) for n in (10_000, 32_768, 65_536)] == [10, 10, 3]
+def test_repeats_follow_the_prompts():
+    assert PassPlan().schedule == ((10_000, 10), (32_768, 10), (65_536, 4))
+    assert PassPlan(repeats=(3,)).schedule == ((10_000, 3), (32_768, 3), (65_536, 3))
+    assert PassPlan(tokens=(100,), repeats=(7, 5)).schedule == ((100, 7),)
+
+
+@pytest.mark.parametrize("wrong", [{"cases": 0}, {"repeats": (0,)}, {"peer": ("vllm",)}])
+def test_a_plan_that_measures_nothing_is_refused(wrong: dict[str, Any]):
+    with pytest.raises(ConfigError, match="cases and repeats at least 1"):
+        bench_pass(PassPlan(**wrong), device=CPU, progress=lambda _: None)

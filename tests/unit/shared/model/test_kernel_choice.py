@@ -99,9 +99,9 @@ def test_a_kernel_that_does_not_work_is_rejected(broken: Kernel, reason: str):
 def test_lengths_of_cudnn_are_few_and_close():
     padded = CudnnKernel().padded
     for tokens in (1, 127, 128, 129, 1000, 8191, 8193, 10_000, 65_536, 100_001):
-        assert tokens <= padded(tokens) <= max(-(-tokens // 128) * 128, tokens * 65 / 64)
+        assert tokens <= padded(tokens) <= max(-(-tokens // 128) * 128, tokens * 33 / 32)
         assert padded(padded(tokens)) == padded(tokens)
-    assert len({padded(n) for n in range(8192, 16_384)}) <= 65
+    assert len({padded(n) for n in range(8192, 16_384)}) <= 33
     assert padded(65_536) == 65_536
     assert SdpaFlashKernel().padded(77) == 77
 
