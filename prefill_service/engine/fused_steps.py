@@ -55,12 +55,14 @@ class FusedLayerSteps:
             self._rotate(layer, product_BX, rope.rows(rows), to=targets)
             sink(rows.start, k_PGD[rows], v_PGD[rows])
         seen = self.attention.prompt(q_PHD, k_PGD, v_PGD, tokens=tokens, want_lse=window > 0)
+        last = slice(tokens - window, tokens)
+        q_WHD = q_PHD[last].clone()
+        del q_PHD  # the widest tensor here, and only these few queries are looked at again
         for rows in self._blocks(tokens):
             self._finish(layer, x_TE[rows], seen.out_THD[rows])
-        last = slice(tokens - window, tokens)
         return LayerRun(
             kv=LayerKv(k_TGD=k_PGD[:tokens], v_TGD=v_PGD[:tokens]),
-            q_WHD=q_PHD[last].clone(),  # the queries of the prompt are not kept for these few
+            q_WHD=q_WHD,
             lse_WH=None if seen.lse_TH is None else seen.lse_TH[last].clone(),
         )
 

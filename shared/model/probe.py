@@ -29,7 +29,7 @@ _PACKAGES = {TRITON: "triton", "flashinfer": "flashinfer", "flash_attn": "flash_
 _HEAD_SIZES = (16, 32, 64, 128, 256)
 """Head sizes that our kernels were written for."""
 
-_UNMEASURED = "no prefill kernel is measured without a head shape, which this caller did not tell"
+_UNMEASURED = "no prefill kernel was measured here: only a prefill worker measures them"
 
 
 @dataclass(frozen=True, slots=True)
