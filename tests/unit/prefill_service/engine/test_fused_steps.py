@@ -102,9 +102,9 @@ def assert_equal_paths(model: Transformer, tokens: int, params: PruningParams, *
 @pytest.mark.parametrize("kv_select", list(KvSelect), ids=lambda mode: mode.value)
 def test_every_pruning_layer_and_selection(lp: int, kv_select: KvSelect):
     params = replace(PARAMS, pruning_layer=lp, kv_select=kv_select)
-    ran = assert_equal_paths(small(), 33, params)
+    ran = assert_equal_paths(small(), 25, params)
     assert ran.plan.summary.pruned
-    assert ran.output.kept_N.shape == (13,)
+    assert ran.output.kept_N.shape == (10,)
     assert ran.output.select_seconds > 0
 
 
@@ -115,7 +115,7 @@ def test_every_pruning_layer_and_selection(lp: int, kv_select: KvSelect):
         pytest.param(16, 16, id="one block, nothing padded"),
         pytest.param(17, 16, id="a block of one token"),
         pytest.param(32, 7, id="blocks that cut the window"),
-        pytest.param(31, 1, id="a block a token"),
+        pytest.param(13, 1, id="a block a token"),
     ],
 )
 def test_lengths_and_blocks(tokens: int, chunk: int):
@@ -151,20 +151,20 @@ def test_other_methods(ranker: str):
 
 def test_rates_of_sequence_and_caches_apart():
     params = replace(PARAMS, ranker="fastkv", keep_rate=0.6, kv_rate=0.3)
-    assert_equal_paths(small(), 40, params)
+    assert_equal_paths(small(), 25, params)
 
 
 @pytest.mark.parametrize("kv_select", [KvSelect.HEAD, KvSelect.SHARED], ids=["head", "shared"])
 def test_a_mass_sets_the_count(kv_select: KvSelect):
-    params = replace(PARAMS, mass=0.5, min_rate=0.2, max_rate=0.8, kv_select=kv_select)
-    ran = assert_equal_paths(small(), 40, params)
-    assert ran.plan.summary.kept_tokens < 32
+    params = replace(PARAMS, mass=0.5, min_rate=0.3, max_rate=0.8, kv_select=kv_select)
+    ran = assert_equal_paths(small(), 25, params)
+    assert ran.plan.summary.kept_tokens < 20
 
 
 def test_protected_tokens():
-    options = RequestOptions(protect=(TokenRange(3, 6), TokenRange(20, 21)))
-    ran = assert_equal_paths(small(), 40, PARAMS, options=options)
-    assert {3, 4, 5, 20} <= set(ran.output.kept_N.tolist())
+    options = RequestOptions(protect=(TokenRange(3, 5), TokenRange(17, 18)))
+    ran = assert_equal_paths(small(), 25, PARAMS, options=options)
+    assert {3, 4, 17} <= set(ran.output.kept_N.tolist())
 
 
 def test_a_window_of_more_rows_than_the_kernel_holds():
@@ -198,16 +198,17 @@ def test_the_log_sum_exp_of_attention_is_what_scores_use():
             out, lse = PlainKernel.attend(self, q_PHD, k_PGD, v_PGD, want_lse=want_lse)
             return out, None if lse is None else lse + torch.log(torch.tensor(2.0))
 
-    model, params = small(), replace(PARAMS, pruning_layer=2, aggregation_window=1)
+    model = small(layers=2)
+    params = replace(PARAMS, pruning_layer=1, aggregation_window=1, keep_rate=0.5)
     shifted = DeviceAttention((KernelRange(up_to=None, kernel=Shifted()),))
-    ours = run(model, 33, params, attention=shifted)
-    wanted = run(model, 33, params, attention=TorchAttention())
+    ours = run(model, 21, params, attention=shifted)
+    wanted = run(model, 21, params, attention=TorchAttention())
     # Half the mass everywhere chooses the same tokens; the pruning layer has no attention to ask.
     assert_same(ours, wanted)
     torch.testing.assert_close(ours.output.scores_C, wanted.output.scores_C, atol=1e-5, rtol=1e-4)
-    summed = replace(params, aggregation_window=3)
-    doubled = run(model, 33, summed, attention=shifted).output.scores_C
-    plain = run(model, 33, summed, attention=fused()).output.scores_C
+    summed = replace(params, aggregation_window=2)
+    doubled = run(model, 21, summed, attention=shifted).output.scores_C
+    plain = run(model, 21, summed, attention=fused()).output.scores_C
     assert doubled is not None
     assert plain is not None
     assert not torch.allclose(doubled, plain)
