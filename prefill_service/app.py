@@ -10,12 +10,13 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from prefill_service.config import PrefillConfig
+from prefill_service.engine.attention import probe_for
 from prefill_service.engine.banner import banner, warn_of_buffer
 from prefill_service.engine.engine import PrefillEngine
 from prefill_service.engine.publisher import CardPublisher
 from prefill_service.engine.readiness import ReadinessBoard
 from prefill_service.engine.recorder import MetricsRecorder
-from prefill_service.engine.warm_up import WARM_UP_TOKENS, warm_up
+from prefill_service.engine.warm_up import warm_up, warm_up_tokens
 from prefill_service.engine.watchdog import Watchdog
 from prefill_service.parts import Parts
 from prefill_service.rpc.services import SERVICE_NAMES, add_services
@@ -82,7 +83,8 @@ class PrefillApp:
         with self._board.startup("loading", "weights"):
             loaded = await asyncio.to_thread(self._load)
         with self._board.startup("loading", "engine"):
-            parts = self._parts = Parts(loaded, owner=self)
+            attention = await asyncio.to_thread(probe_for, loaded.model)
+            parts = self._parts = Parts(loaded, attention=attention, owner=self)
             info = parts.info
             self.recorder.serves(
                 role="prefill",
@@ -95,7 +97,7 @@ class PrefillApp:
                 warm_up,
                 parts.runner,
                 planner=parts.planner,
-                tokens=min(WARM_UP_TOKENS, parts.limits.max_model_len - 1),
+                tokens=min(warm_up_tokens(config.device), parts.limits.max_model_len - 1),
             )
         with self._board.startup("starting", "serving"):
             await self._serve(rpc, parts)

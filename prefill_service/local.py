@@ -18,8 +18,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from prefill_service.config import PrefillConfig
+from prefill_service.engine.attention import probe_for
 from prefill_service.engine.recorder import MetricsRecorder
-from prefill_service.engine.warm_up import WARM_UP_TOKENS, warm_up
+from prefill_service.engine.warm_up import warm_up, warm_up_tokens
 from prefill_service.engine.watchdog import Watchdog
 from prefill_service.parts import Parts
 from prefill_service.rpc.services import PREFILL_NAME, add_prefill_service
@@ -112,7 +113,8 @@ class LocalPrefill:
             ConfigError: a setting is wrong.
         """
         self.worker_id, self.certificates = worker_id, certificates
-        parts = self._parts = Parts(loaded, owner=self, endpoint=endpoint)
+        attention = await asyncio.to_thread(probe_for, loaded.model)
+        parts = self._parts = Parts(loaded, attention=attention, owner=self, endpoint=endpoint)
         self.recorder.serves(
             role="prefill",
             model=parts.info.model.name,
@@ -123,7 +125,7 @@ class LocalPrefill:
             warm_up,
             parts.runner,
             planner=parts.planner,
-            tokens=min(WARM_UP_TOKENS, parts.limits.max_model_len - 1),
+            tokens=min(warm_up_tokens(self.config.device), parts.limits.max_model_len - 1),
         )
         add_prefill_service(
             server, engine=parts.engine, limits=parts.limits, grammars=parts.grammars

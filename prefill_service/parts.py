@@ -23,7 +23,7 @@ from shared.discovery.address_guard import AddressGuard
 from shared.errors import ConfigError
 from shared.grammar.compiler import GrammarCompiler
 from shared.kv.geometry import KvGeometry
-from shared.model.probe import probe_attention
+from shared.model.probe import AttentionChoice
 from shared.model.weights import LoadedModel
 from shared.rpc.tls import PeerTls
 from shared.telemetry.certificates import Certificates
@@ -73,6 +73,7 @@ class Parts:
 
     Args:
         loaded: the model.
+        attention: which its prompts take.
         owner: whose parts they are.
         endpoint: where the KV of every prompt goes without a wire, for the transport `loopback`;
             None where the decode workers are other processes.
@@ -82,10 +83,14 @@ class Parts:
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, owner: Owner, endpoint: LocalEndpoint | None = None
+        self,
+        loaded: LoadedModel,
+        *,
+        attention: AttentionChoice,
+        owner: Owner,
+        endpoint: LocalEndpoint | None = None,
     ) -> None:
         config, model = owner.config, loaded.model
-        attention = probe_attention(model.device)
         self.model = model.identity(config.model_name or loaded.name)
         self.limits = ModelLimits(
             vocab_size=model.config.vocab_size,
@@ -97,9 +102,9 @@ class Parts:
             Tokenizer.from_folder(loaded.folder),
             on_compiled=owner.recorder.grammar_compiled,
         )
-        self.runner = PrefillRunner(
-            model, attention=attention.backend, chunk_tokens=config.chunk_tokens
-        )
+        on_cuda = model.device.type == "cuda"
+        chunk_tokens = config.device_chunk_tokens if on_cuda else config.chunk_tokens
+        self.runner = PrefillRunner(model, attention=attention.backend, chunk_tokens=chunk_tokens)
         self.compute = ComputeThread(self.runner)
         self.planner = profile_planner(
             model.config, geometry=model.geometry(), params=loaded.profile.pruning

@@ -13,6 +13,11 @@ def relative_error(got: Tensor, wanted: Tensor) -> float:
     return float((got.double() - wanted).abs().max() / wanted.abs().max())
 
 
+def relative_distance(got: Tensor, wanted: Tensor) -> float:
+    """Length of the difference over the length of what was wanted; NaN where a result is none."""
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
 def require_small(what: str, error: float) -> None:
     """Checks one error.
 

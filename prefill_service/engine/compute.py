@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -13,7 +12,8 @@ from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import FirstTokens, PrefillJob, Progress, PromptRequest
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.prompt_trace import TracedPrompt
-from prefill_service.engine.runner import KvObserver, PrefillRunner
+from prefill_service.engine.runner import PrefillRunner
+from prefill_service.engine.slab_writer import slab_writer
 from shared.errors import InternalError, TandemError
 from shared.model.sampler import DrawRow, sample_rows
 from shared.types.sampling import SampledToken
@@ -99,23 +99,25 @@ class ComputeThread:
         def progressed(done_tokens: int) -> None:
             loop.call_soon_threadsafe(job.emit, Progress(done_tokens, job.tokens))
 
-        observer: KvObserver = _SlabWriter(slab, progressed=progressed)
-        traced = TracedPrompt(observer) if job.request.options.trace else None
+        writer = slab_writer(slab, progressed=progressed, device=self._runner.device)
+        traced = TracedPrompt(writer) if job.request.options.trace else None
         self._last_beat = time.monotonic()
         try:
             output = self._runner.run(
                 token_ids=job.request.token_ids,
                 plan=plan,
-                observer=traced or observer,
+                observer=traced or writer,
                 stop=stop,
             )
             tokens = first_tokens(output.logits_V, job.request)
             loop.call_soon_threadsafe(job.emit, FirstTokens(tokens))
+            writer.finish()
             slab.finish()
             trace = None
             if traced is not None:
                 trace = traced.trace(output.plan, scores_C=output.scores_C)
         finally:
+            writer.close()
             self._last_beat = None
         return Computed(
             plan=output.plan,
@@ -145,27 +147,3 @@ def first_tokens(logits_V: torch.Tensor, request: PromptRequest) -> tuple[Sample
         for branch in range(request.num_branches)
     ]
     return tuple(sample_rows(logits_V.expand(len(rows), -1), rows))
-
-
-class _SlabWriter:
-    """Observer of a run: everything goes to the host slab."""
-
-    def __init__(self, slab: HostSlab, *, progressed: Callable[[int], None]) -> None:
-        self._slab = slab
-        self._progressed = progressed
-
-    def settled(self, plan: PromptPlan) -> None:
-        self._slab.settle(plan.slab)
-
-    def kv_final(
-        self, *, layer: int, first_slot: int, keys_NGD: torch.Tensor, values_NGD: torch.Tensor
-    ) -> None:
-        self._slab.write_kv(
-            layer=layer, first_slot=first_slot, keys_NGD=keys_NGD, values_NGD=values_NGD
-        )
-
-    def positions_final(self, *, layout: int, positions_RN: torch.Tensor) -> None:
-        self._slab.write_positions(layout=layout, positions_RN=positions_RN)
-
-    def progress(self, *, done_tokens: int) -> None:
-        self._progressed(done_tokens)

@@ -9,12 +9,11 @@ vocabulary.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from prefill_service.engine.layer_steps import KvShape, LayerKv, LayerSteps
+from prefill_service.engine.layer_steps import KvShape, LayerKv, LayerRun, LayerSteps
 from shared.model.attention import PrefillAttention
 from shared.model.rope import RopeTable
 from shared.model.transformer import Transformer
@@ -42,16 +41,6 @@ def layer_steps(
 
 def drop_block(_first_slot: int, _k_BGD: Tensor, _v_BGD: Tensor) -> None:
     """A block sink for layers whose KV leaves later or not at all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerView:
-    """What a layer leaves behind that ran on some tokens."""
-
-    kv: LayerKv
-    """Their keys and values."""
-    q_WHD: Tensor
-    """Queries of the last ones."""
 
 
 class DensePass:
@@ -91,11 +80,11 @@ class DensePass:
         for index in range(depth):
             if index in inputs:
                 self._inputs[index] = x_TE.clone()
-            kv, q_WHD = steps.whole(
+            ran = steps.whole(
                 model.layers[index], x_TE, self.rope, window=self.window, sink=drop_block
             )
-            self._kv.append(kv)
-            self._q_WHD.append(q_WHD)
+            self._kv.append(ran.kv)
+            self._q_WHD.append(ran.q_WHD)
         self._x_TE = x_TE
         self._inputs[depth] = x_TE
 
@@ -148,7 +137,7 @@ class DensePass:
 
 def onward(
     dense: DensePass, x_TE: Tensor, *, rope: RopeTable, first: int, window: int
-) -> tuple[Tensor, list[LayerView]]:
+) -> tuple[Tensor, list[LayerRun]]:
     """Layers `first`.. on some of the tokens, as rows of `x_TE`, which is overwritten.
 
     Args:
@@ -161,15 +150,16 @@ def onward(
     Returns:
         The last row of the last layer's output [1, E], and what each layer left.
     """
-    layers, seen = dense.model.layers, []
-    for layer in layers[first:-1]:
-        kv, q_WHD = dense.steps.whole(layer, x_TE, rope, window=window, sink=drop_block)
-        seen.append(LayerView(kv=kv, q_WHD=q_WHD))
+    layers = dense.model.layers
+    seen = [
+        dense.steps.whole(layer, x_TE, rope, window=window, sink=drop_block)
+        for layer in layers[first:-1]
+    ]
     if first < len(layers):
         layer, rows, last = layers[-1], slice(-window, None), slice(-1, None)
         kv = dense.steps.keys_and_values(layer, x_TE, rope, sink=drop_block)
         q_WHD = layer.q(x_TE[rows], rope.rows(rows))
         attn_1HD = dense.steps.attention.causal(q_WHD[last], kv.k_TGD, kv.v_TGD)
         x_TE = layer.finish(x_TE[last], attn_1HD)
-        seen.append(LayerView(kv=kv, q_WHD=q_WHD))
+        seen.append(LayerRun(kv=kv, q_WHD=q_WHD))
     return x_TE[-1:], seen

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prefill_service.engine.dense_pass import DensePass, LayerView, onward
-from prefill_service.engine.layer_steps import LayerKv
+from prefill_service.engine.dense_pass import DensePass, onward
+from prefill_service.engine.layer_steps import LayerKv, LayerRun
 from prefill_service.engine.prompt_view import DenseView
 from prefill_service.engine.selection import gathered
 from prefill_service.ranking.base import Observation, PromptRanker, Ranker, SideInputs
@@ -267,7 +267,7 @@ class _CacheChoice:
             assert score_C is not None, "a method that shares a choice makes one"
             self.shared_RN = _selected(score_C[None], variant, count=variant.kv)
 
-    def after(self, seen: LayerView) -> LayerCache:
+    def after(self, seen: LayerRun) -> LayerCache:
         """The cache of a layer that ran on the kept tokens: all of them, or its choice."""
         variant, kept = self._variant, int(self._kept_N.shape[0])
         if variant.kv >= kept:

@@ -8,6 +8,7 @@ KV heads, D head size.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +31,47 @@ class LayerKv:
     """Values."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerRun:
+    """What a layer leaves behind that ran on every token of a sequence."""
+
+    kv: LayerKv
+    """Keys and values."""
+    q_WHD: Tensor
+    """Queries of the last tokens."""
+    lse_WH: Tensor | None = None
+    """Natural log-sum-exp of their scaled logits, float32, where the attention tells it."""
+
+
+class PromptSteps(Protocol):
+    """The ways to run one decoder layer over a prompt; `LayerSteps` says what each does."""
+
+    @property
+    def attention(self) -> PrefillAttention:
+        """The backend."""
+
+    def whole(
+        self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, window: int, sink: BlockSink
+    ) -> LayerRun:
+        """A layer on every token, `x_TE` in place."""
+
+    def keys_and_values(
+        self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, sink: BlockSink
+    ) -> LayerKv:
+        """Only the keys and values of a layer, for every token."""
+
+    def chosen(
+        self,
+        layer: DecoderLayer,
+        x_NE: Tensor,
+        rope: RopeTable,
+        kv: LayerKv,
+        *,
+        positions_N: Tensor,
+    ) -> Tensor:
+        """The rest of a layer for some tokens, [N, E]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
     """What a layer's keys look like."""
@@ -47,7 +89,7 @@ class KvShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSteps:
-    """Runs layers for one prompt."""
+    """Runs layers for one prompt through PyTorch: on a CPU, and as the reference of others."""
 
     attention: PrefillAttention
     """The backend."""
@@ -66,7 +108,7 @@ class LayerSteps:
         *,
         window: int,
         sink: BlockSink,
-    ) -> tuple[LayerKv, Tensor]:
+    ) -> LayerRun:
         """Runs a layer on every token, `x_TE` in place.
 
         Returns:
@@ -75,20 +117,20 @@ class LayerSteps:
         num_tokens = x_TE.shape[0]
         kv = self.kv_shape.empty(num_tokens, like=x_TE)
         windows: list[Tensor] = []
-        for rows in self._blocks(num_tokens):
+        for rows in blocks(num_tokens, self.chunk_tokens, check=self.check):
             q_BHD, k_BGD, v_BGD = layer.qkv(x_TE[rows], rope.rows(rows))
             _store(kv, rows, k_BGD, v_BGD, sink=sink)
             windows.append(q_BHD[max(0, num_tokens - window - rows.start) :].clone())
             attn_BHD = self.attention.causal(q_BHD, kv.k_TGD[: rows.stop], kv.v_TGD[: rows.stop])
             x_TE[rows] = layer.finish(x_TE[rows], attn_BHD)
-        return kv, torch.cat(windows)
+        return LayerRun(kv=kv, q_WHD=torch.cat(windows))
 
     def keys_and_values(
         self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, sink: BlockSink
     ) -> LayerKv:
         """Only the keys and values of a layer, for every token."""
         kv = self.kv_shape.empty(x_TE.shape[0], like=x_TE)
-        for rows in self._blocks(x_TE.shape[0]):
+        for rows in blocks(x_TE.shape[0], self.chunk_tokens, check=self.check):
             k_BGD, v_BGD = layer.kv(x_TE[rows], rope.rows(rows))
             _store(kv, rows, k_BGD, v_BGD, sink=sink)
         return kv
@@ -112,7 +154,7 @@ class LayerSteps:
             positions_N: positions of the chosen tokens, ascending; each sees keys up to its own.
         """
         out_NE = torch.empty_like(x_NE)
-        for rows in self._blocks(x_NE.shape[0]):
+        for rows in blocks(x_NE.shape[0], self.chunk_tokens, check=self.check):
             num_keys = int(positions_N[rows.stop - 1]) + 1
             attn_BHD = self.attention.at_positions(
                 layer.q(x_NE[rows], rope.rows(rows)),
@@ -123,10 +165,12 @@ class LayerSteps:
             out_NE[rows] = layer.finish(x_NE[rows], attn_BHD)
         return out_NE
 
-    def _blocks(self, num_tokens: int) -> Iterator[slice]:
-        for start in range(0, num_tokens, self.chunk_tokens):
-            self.check()
-            yield slice(start, min(start + self.chunk_tokens, num_tokens))
+
+def blocks(num_tokens: int, chunk_tokens: int, *, check: Callable[[], None]) -> Iterator[slice]:
+    """Rows of one block after the other; `check` is called before each and may raise."""
+    for start in range(0, num_tokens, chunk_tokens):
+        check()
+        yield slice(start, min(start + chunk_tokens, num_tokens))
 
 
 def _store(kv: LayerKv, rows: slice, k_BGD: Tensor, v_BGD: Tensor, *, sink: BlockSink) -> None:

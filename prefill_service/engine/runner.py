@@ -18,12 +18,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from prefill_service.engine.layer_steps import KvShape, LayerKv, LayerSteps
+from prefill_service.engine.layer_steps import (
+    KvShape,
+    LayerKv,
+    LayerRun,
+    LayerSteps,
+    PromptSteps,
+)
+from prefill_service.engine.pace import Pace
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.selection import PromptSelection, gathered
+from prefill_service.engine.stopwatch import stopwatch_for
 from shared.errors import CancelledError, ConfigError, InvalidRequestError
 from shared.kv.slab_layout import SlabLayout
 from shared.model.attention import PrefillAttention
+from shared.model.device_attention import DeviceAttention
 from shared.model.transformer import Transformer
 from shared.types.kv_manifest import PositionKind
 
@@ -75,7 +84,7 @@ class PrefillRunner:
 
     Args:
         model: the decoder.
-        attention: its attention backend.
+        attention: its attention backend; with that of a CUDA device, our kernels run around it.
         chunk_tokens: tokens that go through a layer together; bounds activations, not results.
 
     Raises:
@@ -95,6 +104,11 @@ class PrefillRunner:
         self._attention = attention
         self._chunk_tokens = chunk_tokens
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._model.device
+
     @torch.inference_mode()
     def run(
         self,
@@ -113,15 +127,11 @@ class PrefillRunner:
         assert len(token_ids) == plan.prompt_tokens, "the plan is of another prompt"
         ids_T = checked_ids(token_ids, self._model)
         started = time.perf_counter()
-        config = self._model.config
-        steps = LayerSteps(
-            attention=self._attention,
-            kv_shape=KvShape(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
-            chunk_tokens=self._chunk_tokens,
-            check=lambda: _raise_if_stopped(stop, prompt_tokens=plan.prompt_tokens),
-        )
+        steps = self._steps(lambda: _raise_if_stopped(stop, prompt_tokens=plan.prompt_tokens))
         run = _PromptRun(self._model, plan=plan, steps=steps, observer=observer)
         logits_V = run.forward(ids_T)
+        if logits_V.is_cuda:
+            torch.cuda.synchronize(logits_V.device)  # until here nothing waited for the device
         return PrefillOutput(
             plan=run.selection.plan,
             logits_V=logits_V,
@@ -131,12 +141,33 @@ class PrefillRunner:
             prefill_seconds=time.perf_counter() - started,
         )
 
+    def _steps(self, check: Callable[[], None]) -> PromptSteps:
+        """How layers are run, by what the attention is."""
+        config = self._model.config
+        if isinstance(self._attention, DeviceAttention):
+            from prefill_service.engine.fused_steps import (  # noqa: PLC0415  Triton is optional
+                FusedLayerSteps,
+            )
+
+            return FusedLayerSteps(
+                attention=self._attention,
+                config=config,
+                chunk_tokens=self._chunk_tokens,
+                check=check,
+            )
+        return LayerSteps(
+            attention=self._attention,
+            kv_shape=KvShape(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
+            chunk_tokens=self._chunk_tokens,
+            check=check,
+        )
+
 
 class _PromptRun:
     """The state of one prompt on its way through the layers."""
 
     def __init__(
-        self, model: Transformer, *, plan: PromptPlan, steps: LayerSteps, observer: KvObserver
+        self, model: Transformer, *, plan: PromptPlan, steps: PromptSteps, observer: KvObserver
     ) -> None:
         self._model = model
         self._plan = plan
@@ -145,7 +176,14 @@ class _PromptRun:
         self._slab: SlabLayout = plan.slab
         self._announced: set[int] = set()
         self._awaiting_kept: dict[int, LayerKv] = {}
-        self.selection = PromptSelection(plan)
+        self._pace = Pace(model.device)
+        self._by_kernel = isinstance(steps.attention, DeviceAttention)
+        self.selection = PromptSelection(
+            plan,
+            device=model.device,
+            by_kernel=self._by_kernel,
+            stopwatch=stopwatch_for(model.device),
+        )
         self.positions_T = torch.arange(plan.prompt_tokens, device=model.device)
         self._rope = model.rope(self.positions_T, context_tokens=plan.prompt_tokens)
 
@@ -160,12 +198,13 @@ class _PromptRun:
                 x_TE = self._last_layer(index, x_TE)
             else:
                 self._whole_layer(index, x_TE)
+            self._pace.layer_enqueued()
             done_tokens = self._plan.prompt_tokens * (index + 1) // num_layers
             self._observer.progress(done_tokens=done_tokens)
         return self._model.logits(x_TE[-1:])[0]
 
     def _whole_layer(self, index: int, x_TE: Tensor) -> None:
-        kv, q_WHD = self._steps.whole(
+        ran = self._steps.whole(
             self._model.layers[index],
             x_TE,
             self._rope,
@@ -173,16 +212,16 @@ class _PromptRun:
             sink=self._sink(index),
         )
         if index in self._plan.trimmed_layers:
-            self._trim(index, kv, q_WHD=q_WHD)
+            self._trim(index, ran)
         else:
-            self._settle(index, kv, q_WHD=q_WHD)
+            self._settle(index, ran)
 
     def _pruning_layer(self, index: int, x_TE: Tensor) -> Tensor:
         layer = self._model.layers[index]
         kv = self._steps.keys_and_values(layer, x_TE, self._rope, sink=self._sink(index))
         window = slice(x_TE.shape[0] - self.selection.window(index), None)
         q_WHD = layer.q(x_TE[window], self._rope.rows(window))
-        self._settle(index, kv, q_WHD=q_WHD)
+        self._settle(index, LayerRun(kv=kv, q_WHD=q_WHD))
         chosen_N = self.selection.kept()
         kept_N = self.positions_T if chosen_N is None else chosen_N
         if self.selection.plan is not self._plan:
@@ -207,7 +246,7 @@ class _PromptRun:
         window = slice(-max(1, self.selection.window(index)), None)
         q_WHD = layer.q(x_TE[window], self._rope.rows(window))
         if index in self._plan.trimmed_layers:
-            self._trim(index, kv, q_WHD=q_WHD)
+            self._trim(index, LayerRun(kv=kv, q_WHD=q_WHD))
         attn_1HD = self._steps.attention.causal(q_WHD[last], kv.k_TGD, kv.v_TGD)
         return layer.finish(x_TE[last], attn_1HD)
 
@@ -223,21 +262,21 @@ class _PromptRun:
 
         return emit
 
-    def _settle(self, index: int, kv: LayerKv, *, q_WHD: Tensor) -> None:
+    def _settle(self, index: int, ran: LayerRun) -> None:
         """Scores a layer; sends its own choice, or keeps it until the pruning layer has chosen."""
-        own_RN = self.selection.observe(index, q_WHD=q_WHD, k_LGD=kv.k_TGD)
+        own_RN = self.selection.observe(index, ran)
         if index not in self._plan.held_layers:
             return
         if own_RN is None:
-            self._awaiting_kept[index] = kv
+            self._awaiting_kept[index] = ran.kv
         else:
-            keys_NGD, values_NGD = gathered(kv, own_RN)
+            keys_NGD, values_NGD = self._gathered(ran.kv, own_RN)
             self._emit(index, keys_NGD, values_NGD, first_slot=0, positions_RN=own_RN)
 
-    def _trim(self, index: int, kv: LayerKv, *, q_WHD: Tensor) -> None:
+    def _trim(self, index: int, ran: LayerRun) -> None:
         """Sends what the cache of a layer after the pruning layer keeps of the kept tokens."""
-        slots_RN = self.selection.trimmed(index, q_WHD=q_WHD, k_TGD=kv.k_TGD)
-        keys_NGD, values_NGD = gathered(kv, slots_RN)
+        slots_RN = self.selection.trimmed(index, ran)
+        keys_NGD, values_NGD = self._gathered(ran.kv, slots_RN)
         self._emit(
             index, keys_NGD, values_NGD, first_slot=0, positions_RN=self.positions_T[slots_RN]
         )
@@ -246,8 +285,11 @@ class _PromptRun:
         for index in sorted(self._awaiting_kept):
             own_RN = self.selection.late_choice(index)
             positions_RN = self.selection.shared() if own_RN is None else own_RN
-            keys_NGD, values_NGD = gathered(self._awaiting_kept.pop(index), positions_RN)
+            keys_NGD, values_NGD = self._gathered(self._awaiting_kept.pop(index), positions_RN)
             self._emit(index, keys_NGD, values_NGD, first_slot=0, positions_RN=positions_RN)
+
+    def _gathered(self, kv: LayerKv, positions_RN: Tensor) -> tuple[Tensor, Tensor]:
+        return gathered(kv, positions_RN, by_kernel=self._by_kernel)
 
     def _emit(
         self,
@@ -281,8 +323,8 @@ def checked_ids(token_ids: Sequence[int], model: Transformer) -> Tensor:
         InvalidRequestError: one is outside the vocabulary.
     """
     vocab_size = model.config.vocab_size
-    bad = next((i for i in token_ids if not 0 <= i < vocab_size), None)
-    if bad is not None:
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        bad = next(i for i in token_ids if not 0 <= i < vocab_size)
         raise InvalidRequestError(
             f"token id {bad} is outside the vocabulary of {vocab_size}: the ids come from another "
             "model's tokenizer; tokenize with this model's own",

@@ -4,28 +4,61 @@ Shapes: L prompt tokens, W window rows, H query heads, G KV heads, D head size, 
 N kept tokens.
 """
 
-import time
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from prefill_service.engine.layer_steps import LayerKv
+from prefill_service.engine.layer_steps import LayerKv, LayerRun
 from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.stopwatch import HostStopwatch, Stopwatch
 from prefill_service.ranking.base import Observation
 from prefill_service.ranking.select import cache_rows, kept_by_mass, select_positions
 from shared.types.methods import KvSelect
+
+
+class Choose(Protocol):
+    """Scores to kept positions: `select_positions`, or its twin on a CUDA device."""
+
+    def __call__(
+        self,
+        scores_RC: Tensor,
+        *,
+        prompt_tokens: int,
+        kept_tokens: int,
+        protect_first: bool,
+        protected_P: Tensor | None = None,
+    ) -> Tensor:
+        """See `select_positions`."""
 
 
 class PromptSelection:
     """Collects layer scores in order, up to the pruning layer.
 
     Where `mass` sets the count, no layer can choose before the pruning layer has scored: `kept`
-    settles the plan, and the choices of earlier layers are asked for afterwards.
+    settles the plan, and the choices of earlier layers are asked for afterwards. Nothing else here
+    waits for a device.
+
+    Args:
+        plan: what was decided about the prompt.
+        device: where scores are; they are chosen from there.
+        by_kernel: score and choose by Triton kernels.
+        stopwatch: measures scoring and selecting.
     """
 
-    def __init__(self, plan: PromptPlan) -> None:
+    def __init__(
+        self,
+        plan: PromptPlan,
+        *,
+        device: torch.device | None = None,
+        by_kernel: bool = False,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
         self._plan = plan
-        self._protected_P = torch.tensor(plan.protected, dtype=torch.int64)
+        self._by_kernel = by_kernel
+        self._choose = _chooser(by_kernel=by_kernel)
+        self._watch = HostStopwatch() if stopwatch is None else stopwatch
+        self._protected_P = torch.tensor(plan.protected, dtype=torch.int64, device=device)
         self._own_rows: dict[int, Tensor] = {}
         self._ranker = plan.ranker
         self._aggregated = self._ranker.aggregated_layers(plan.params.pruning_layer)
@@ -34,20 +67,23 @@ class PromptSelection:
         self._shared_N: Tensor | None = None
         self.scores_C: Tensor | None = None
         """The scores that chose past the pruning layer, once `kept` was called; None: none did."""
-        self.seconds = 0.0
-        """Time spent on scoring and selecting so far."""
 
     @property
     def plan(self) -> PromptPlan:
         """The plan; final once `kept` was called."""
         return self._plan
 
+    @property
+    def seconds(self) -> float:
+        """Time spent on scoring and selecting so far; waits for a CUDA device."""
+        return self._watch.seconds()
+
     def window(self, layer: int) -> int:
         """Query rows that `observe` needs of this layer; 0 if none."""
         needed = layer in self._aggregated or self._chooses_own(layer) or self._trims_own(layer)
         return self._plan.window_tokens if needed else 0
 
-    def observe(self, layer: int, *, q_WHD: Tensor, k_LGD: Tensor) -> Tensor | None:
+    def observe(self, layer: int, ran: LayerRun) -> Tensor | None:
         """Scores a layer.
 
         Returns:
@@ -56,19 +92,17 @@ class PromptSelection:
         """
         if self.window(layer) == 0:
             return None
-        started = time.perf_counter()
-        scores_GC = self._ranker.score(Observation(q_WHD=q_WHD, k_LGD=k_LGD))
-        if layer in self._aggregated:
-            self._layer_scores.append(scores_GC)
-        own_RN = None
-        if self._chooses_own(layer):
+        with self._watch.lap():
+            scores_GC = self._score(ran)
+            if layer in self._aggregated:
+                self._layer_scores.append(scores_GC)
+            if not self._chooses_own(layer):
+                return None
             rows_RC = cache_rows(scores_GC, self._plan.params.kv_select)
             if self._plan.params.mass is None:
-                own_RN = self._select(rows_RC, count=self._plan.summary.slots)
-            else:
-                self._own_rows[layer] = rows_RC
-        self.seconds += time.perf_counter() - started
-        return own_RN
+                return self._select(rows_RC, count=self._plan.summary.slots)
+            self._own_rows[layer] = rows_RC
+            return None
 
     def kept(self) -> Tensor | None:
         """Positions that go on past the pruning layer, [N] ascending; its scores must be in.
@@ -77,24 +111,23 @@ class PromptSelection:
         """
         if not self._aggregated:
             return None
-        started = time.perf_counter()
-        scores_C = self.scores_C = self._ranker.aggregate(self._layer_scores)
-        if self._plan.params.mass is not None:
-            kept_tokens = kept_by_mass(
-                self._plan.params,
-                scores_C=scores_C,
-                layer_scores=self._layer_scores,
-                prompt_tokens=self._plan.prompt_tokens,
-                protected_P=self._protected_P.to(scores_C.device),
-            )
-            self._plan = self._plan.settled(kept_tokens)
-        summary = self._plan.summary
-        kept_N = self._select(scores_C[None], count=summary.kept_tokens)[0]
-        self._kept_N = self._shared_N = kept_N
-        if summary.kv_tokens is not None:
-            self._shared_N = self._select(scores_C[None], count=summary.kv_tokens)[0]
+        with self._watch.lap():
+            scores_C = self.scores_C = self._ranker.aggregate(self._layer_scores)
+            if self._plan.params.mass is not None:
+                kept_tokens = kept_by_mass(
+                    self._plan.params,
+                    scores_C=scores_C,
+                    layer_scores=self._layer_scores,
+                    prompt_tokens=self._plan.prompt_tokens,
+                    protected_P=self._protected_P,
+                )
+                self._plan = self._plan.settled(kept_tokens)
+            summary = self._plan.summary
+            kept_N = self._select(scores_C[None], count=summary.kept_tokens)[0]
+            self._kept_N = self._shared_N = kept_N
+            if summary.kv_tokens is not None:
+                self._shared_N = self._select(scores_C[None], count=summary.kv_tokens)[0]
         self._layer_scores.clear()
-        self.seconds += time.perf_counter() - started
         return kept_N
 
     def late_choice(self, layer: int) -> Tensor | None:
@@ -105,41 +138,43 @@ class PromptSelection:
         rows_RC = self._own_rows.pop(layer, None)
         if rows_RC is None:
             return None
-        started = time.perf_counter()
-        own_RN = self._select(rows_RC, count=self._plan.summary.slots)
-        self.seconds += time.perf_counter() - started
-        return own_RN
+        with self._watch.lap():
+            return self._select(rows_RC, count=self._plan.summary.slots)
 
     def shared(self) -> Tensor:
         """Positions [1, N] of every cache that has no choice of its own, once `kept` was called."""
         assert self._shared_N is not None, "the pruning layer has chosen"
         return self._shared_N[None]
 
-    def trimmed(self, layer: int, *, q_WHD: Tensor, k_TGD: Tensor) -> Tensor:
+    def trimmed(self, layer: int, ran: LayerRun) -> Tensor:
         """Slots [R, N] that the cache of a layer after the pruning layer keeps of the kept tokens.
 
         Args:
             layer: one of the plan's trimmed layers.
-            q_WHD: its queries of the last W kept tokens.
-            k_TGD: its keys of all of them.
+            ran: what it left: keys of the kept tokens, queries of the last W of them.
         """
         assert self._kept_N is not None, "the pruning layer has chosen"
-        started = time.perf_counter()
-        if self._trims_own(layer):
-            scores_GC = self._ranker.score(Observation(q_WHD=q_WHD, k_LGD=k_TGD))
-            slots_RN = select_positions(
-                cache_rows(scores_GC, self._plan.params.kv_select),
-                prompt_tokens=k_TGD.shape[0],
+        with self._watch.lap():
+            if not self._trims_own(layer):
+                return torch.searchsorted(self._kept_N, self.shared())
+            return self._choose(
+                cache_rows(self._score(ran), self._plan.params.kv_select),
+                prompt_tokens=ran.kv.k_TGD.shape[0],
                 kept_tokens=self._plan.summary.slots,
                 protect_first=self._plan.params.protect_first,
-                protected_P=torch.searchsorted(
-                    self._kept_N, self._protected_P.to(self._kept_N.device)
-                ),
+                protected_P=torch.searchsorted(self._kept_N, self._protected_P),
             )
-        else:
-            slots_RN = torch.searchsorted(self._kept_N, self.shared())
-        self.seconds += time.perf_counter() - started
-        return slots_RN
+
+    def _score(self, ran: LayerRun) -> Tensor:
+        """Scores [G, C] of a layer by the plan's method."""
+        return self._ranker.score(
+            Observation(
+                q_WHD=ran.q_WHD,
+                k_LGD=ran.kv.k_TGD,
+                lse_WH=ran.lse_WH,
+                by_kernel=self._by_kernel,
+            )
+        )
 
     def _trims_own(self, layer: int) -> bool:
         return (
@@ -153,17 +188,35 @@ class PromptSelection:
         )
 
     def _select(self, scores_RC: Tensor, *, count: int) -> Tensor:
-        return select_positions(
+        return self._choose(
             scores_RC,
             prompt_tokens=self._plan.prompt_tokens,
             kept_tokens=count,
             protect_first=self._plan.params.protect_first,
-            protected_P=self._protected_P.to(scores_RC.device),
+            protected_P=self._protected_P,
         )
 
 
-def gathered(kv: LayerKv, positions_RN: Tensor) -> tuple[Tensor, Tensor]:
+def _chooser(*, by_kernel: bool) -> Choose:
+    if not by_kernel:
+        return select_positions
+    from prefill_service.kernels.keep_highest import (  # noqa: PLC0415  Triton is optional
+        keep_highest,
+    )
+
+    return keep_highest
+
+
+def gathered(
+    kv: LayerKv, positions_RN: Tensor, *, by_kernel: bool = False
+) -> tuple[Tensor, Tensor]:
     """Keys and values at the positions of one row, or of one row a KV head; [N, G, D] each."""
+    if by_kernel:
+        from prefill_service.kernels.gather_slots import (  # noqa: PLC0415  Triton is optional
+            gather_slots,
+        )
+
+        return gather_slots((kv.k_TGD, kv.v_TGD), positions_RN)
     if positions_RN.shape[0] == 1:
         return kv.k_TGD[positions_RN[0]], kv.v_TGD[positions_RN[0]]
     num_heads, head_dim = kv.k_TGD.shape[1:]

@@ -14,6 +14,11 @@ WARM_UP_TOKENS = 32
 """Enough for every kind of work that a prompt makes."""
 
 
+def warm_up_tokens(device: str) -> int:
+    """Tokens of the first prompt: on a CUDA device enough to be pruned, so that kernels compile."""
+    return 2048 if device.startswith("cuda") else 32
+
+
 def warm_up(runner: PrefillRunner, *, planner: Planner, tokens: int) -> None:
     """Runs a prompt of `tokens` tokens and forgets it; blocks."""
     request = PromptRequest(

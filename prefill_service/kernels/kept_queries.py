@@ -140,7 +140,7 @@ def _read_keys(
     return out, total, top
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_queries"])
 def _attend_block(
     q_ptr,
     k_ptr,

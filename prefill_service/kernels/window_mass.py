@@ -50,6 +50,11 @@ def window_mass_scores(
     return functional.avg_pool1d(mass_GC, pool_kernel, stride=1, padding=pool_kernel // 2)
 
 
+def holds_window(q_WHD: Tensor, k_LGD: Tensor) -> bool:
+    """Whether the window has few enough rows a KV head for the kernel."""
+    return q_WHD.shape[0] * q_WHD.shape[1] // k_LGD.shape[1] <= _MOST_ROWS
+
+
 def window_mass(
     q_WHD: Tensor, k_LGD: Tensor, *, mass_GC: Tensor, lse_WH: Tensor | None = None
 ) -> None:
@@ -81,7 +86,7 @@ def window_mass(
         pieces = min(-(-_TARGET_PROGRAMS // kv_heads), triton.cdiv(length, _BLOCK), _MOST_PIECES)
         lse_GNR = torch.empty((kv_heads, pieces, rows), device=k_LGD.device)
         _row_sums[(kv_heads, pieces)](
-            q_WHD, k_LGD, lse_GNR, length, scale, *strides, PIECES=pieces, **sizes
+            q_WHD, k_LGD, lse_GNR, length, scale, *strides, pieces, **sizes
         )
     else:
         pieces = 1
@@ -94,8 +99,8 @@ def window_mass(
         length,
         scale,
         *strides,
-        PIECES=pieces,
-        PIECES_2=triton.next_power_of_2(pieces),
+        pieces,
+        PIECES=1 if pieces == 1 else _MOST_PIECES,
         **sizes,
     )
 
@@ -144,7 +149,7 @@ def _block_logits(
     return tl.dot(q, tl.trans(k), input_precision="ieee") * scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "pieces"])
 def _row_sums(
     q_ptr,
     k_ptr,
@@ -155,7 +160,7 @@ def _row_sums(
     q_head_stride,
     k_token_stride,
     k_head_stride,
-    PIECES: tl.constexpr,
+    pieces,
     WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -166,7 +171,7 @@ def _row_sums(
     q = _window_queries(q_ptr, kv_head, q_token_stride, q_head_stride, WINDOW, GROUP, ROWS, D)
     r = tl.arange(0, ROWS)
     last_seen = length - WINDOW + r % WINDOW
-    tokens = tl.cdiv(tl.cdiv(length, BLOCK), PIECES) * BLOCK
+    tokens = tl.cdiv(tl.cdiv(length, BLOCK), pieces) * BLOCK
     start = piece * tokens
     end = tl.minimum(start + tokens, length)
     top = tl.full([ROWS], -float("inf"), tl.float32)
@@ -185,10 +190,10 @@ def _row_sums(
         top = new_top
     rows = WINDOW * GROUP
     lse = tl.where(total > 0.0, top + tl.log2(tl.where(total > 0.0, total, 1.0)), -float("inf"))
-    tl.store(lse_ptr + (kv_head * PIECES + piece) * rows + r, lse, mask=r < rows)
+    tl.store(lse_ptr + (kv_head * pieces + piece) * rows + r, lse, mask=r < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "pieces"])
 def _key_sums(
     q_ptr,
     k_ptr,
@@ -200,8 +205,8 @@ def _key_sums(
     q_head_stride,
     k_token_stride,
     k_head_stride,
+    pieces,
     PIECES: tl.constexpr,
-    PIECES_2: tl.constexpr,
     WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -214,9 +219,9 @@ def _key_sums(
     q = _window_queries(q_ptr, kv_head, q_token_stride, q_head_stride, WINDOW, GROUP, ROWS, D)
     rows = WINDOW * GROUP
     r = tl.arange(0, ROWS)
-    n = tl.arange(0, PIECES_2)
-    lse_at = (kv_head * PIECES + n)[:, None] * rows + r[None, :]
-    there = (n < PIECES)[:, None] & (r < rows)[None, :]
+    n = tl.arange(0, PIECES)
+    lse_at = (kv_head * pieces + n)[:, None] * rows + r[None, :]
+    there = (n < pieces)[:, None] & (r < rows)[None, :]
     part = tl.load(lse_ptr + lse_at, mask=there, other=-float("inf"))
     top = tl.max(part, 0)
     real = r < rows

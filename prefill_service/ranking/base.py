@@ -26,6 +26,10 @@ class Observation:
     """Queries of the last W prompt tokens, after RoPE."""
     k_LGD: Tensor
     """Keys of the whole prompt, after RoPE."""
+    lse_WH: Tensor | None = None
+    """Natural log-sum-exp of these queries' scaled logits, float32, if their attention told it."""
+    by_kernel: bool = False
+    """Whether scores come from the Triton kernel: on a CUDA device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from prefill_service.ranking.base import Observation
-from prefill_service.ranking.window_attention import window_scores
+from prefill_service.ranking.window_attention import observed_scores
 from shared.types.methods import Aggregation, PruningParams
 
 _STD_FLOOR = 1e-8
@@ -51,9 +51,7 @@ class ClaaRanker:
 
     def score(self, observation: Observation) -> Tensor:
         """Pooled attention mass of the window, float32 [G, C]."""
-        return window_scores(
-            observation.q_WHD, observation.k_LGD, pool_kernel=self.params.pool_kernel
-        )
+        return observed_scores(observation, pool_kernel=self.params.pool_kernel)
 
     def aggregate(self, layer_scores: Sequence[Tensor]) -> Tensor:
         """Maximum over layers of the scores in the form that `aggregation` names, float32 [C]."""

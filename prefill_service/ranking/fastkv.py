@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from prefill_service.ranking.base import Observation
-from prefill_service.ranking.window_attention import window_scores
+from prefill_service.ranking.window_attention import observed_scores
 from shared.types.methods import KvSelect, PruningParams
 
 
@@ -46,9 +46,7 @@ class FastKvRanker:
 
     def score(self, observation: Observation) -> Tensor:
         """Pooled attention mass of the window, float32 [G, C]."""
-        return window_scores(
-            observation.q_WHD, observation.k_LGD, pool_kernel=self.params.pool_kernel
-        )
+        return observed_scores(observation, pool_kernel=self.params.pool_kernel)
 
     def aggregate(self, layer_scores: Sequence[Tensor]) -> Tensor:
         """The sum over KV heads, float32 [C]."""

@@ -10,8 +10,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prefill_service.ranking.base import Observation
+
 KEY_BLOCK = 4096
 """Keys looked at together: at most [G, R, KEY_BLOCK] logits exist, however long the prompt."""
+
+
+def observed_scores(observation: Observation, *, pool_kernel: int) -> Tensor:
+    """`window_scores` of an observation, by the Triton kernel where it asks for that.
+
+    A window of more rows than the kernel holds takes the slow twin, whatever is asked for.
+    """
+    q_WHD, k_LGD = observation.q_WHD, observation.k_LGD
+    if observation.by_kernel:
+        from prefill_service.kernels.window_mass import (  # noqa: PLC0415  Triton is optional
+            holds_window,
+            window_mass_scores,
+        )
+
+        if holds_window(q_WHD, k_LGD):
+            return window_mass_scores(
+                q_WHD, k_LGD, pool_kernel=pool_kernel, lse_WH=observation.lse_WH
+            )
+    return window_scores(q_WHD, k_LGD, pool_kernel=pool_kernel)
 
 
 def window_scores(

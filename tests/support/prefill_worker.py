@@ -62,6 +62,7 @@ class GatedRunner:
         self.hang.set()
         self.reached = threading.Event()
         self.runs = 0
+        self.device = inner.device
 
     def run(
         self,

@@ -1,0 +1,139 @@
+"""The ways to run one decoder layer over a prompt on a CUDA device, with kernels of ours.
+
+Products go block by block, which bounds the wide activations; attention goes over the whole prompt
+at once, as exact kernels want it. Nothing here waits for the device. The stream of activations is
+written in place: both products that end in it add to it.
+
+Shapes: T tokens of the sequence, P the same with padding, W window rows, N rows that go on, B rows
+of a block, E hidden width, H query heads, G KV heads, D head size.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch.nn.functional as F  # noqa: N812 - the name torch users know
+from torch import Tensor
+
+from prefill_service.engine.layer_steps import BlockSink, LayerKv, LayerRun, blocks
+from prefill_service.kernels.gated_product import gated_product
+from prefill_service.kernels.kept_queries import kept_queries_attention
+from prefill_service.kernels.rotate_heads import HeadNorms, HeadTargets, rotate_heads
+from prefill_service.kernels.row_norm import row_norm
+from shared.model.config import ModelConfig
+from shared.model.device_attention import DeviceAttention
+from shared.model.layers import DecoderLayer
+from shared.model.rope import RopeTable
+
+DEVICE_CHUNK_TOKENS = 16_384
+"""Tokens of a block on a CUDA device unless configured: 1.4 GB of activations at the 8B shape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedLayerSteps:
+    """Runs layers for one prompt; `LayerSteps` is its slow twin and says what each way gives."""
+
+    attention: DeviceAttention
+    """The backend."""
+    config: ModelConfig
+    """Of the model whose layers are run."""
+    chunk_tokens: int
+    """Tokens of a block."""
+    check: Callable[[], None]
+    """Called before every block; raises to stop the prompt."""
+
+    def whole(
+        self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, window: int, sink: BlockSink
+    ) -> LayerRun:
+        """Runs a layer on every token, `x_TE` in place; see `PromptSteps.whole`."""
+        tokens, room = x_TE.shape[0], self.attention.padded(x_TE.shape[0])
+        config = self.config
+        q_PHD = _padded(x_TE, tokens, (room, config.num_heads, config.head_dim))
+        k_PGD, v_PGD = self._kv_room(x_TE, room=room)
+        for rows in self._blocks(tokens):
+            product_BX = self._product(layer, x_TE[rows], rows=slice(None))
+            targets = HeadTargets(q_THD=q_PHD[rows], kv_TGD=(k_PGD[rows], v_PGD[rows]))
+            self._rotate(layer, product_BX, rope.rows(rows), to=targets)
+            sink(rows.start, k_PGD[rows], v_PGD[rows])
+        seen = self.attention.prompt(q_PHD, k_PGD, v_PGD, tokens=tokens, want_lse=window > 0)
+        last = slice(tokens - window, tokens)
+        q_WHD = q_PHD[last].clone()
+        del q_PHD  # the widest tensor here, and only these few queries are looked at again
+        for rows in self._blocks(tokens):
+            self._finish(layer, x_TE[rows], seen.out_THD[rows])
+        return LayerRun(
+            kv=LayerKv(k_TGD=k_PGD[:tokens], v_TGD=v_PGD[:tokens]),
+            q_WHD=q_WHD,
+            lse_WH=None if seen.lse_TH is None else seen.lse_TH[last].clone(),
+        )
+
+    def keys_and_values(
+        self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, sink: BlockSink
+    ) -> LayerKv:
+        """Only the keys and values of a layer; see `PromptSteps.keys_and_values`."""
+        k_TGD, v_TGD = self._kv_room(x_TE, room=x_TE.shape[0])
+        kv_rows = slice(self.config.num_heads * self.config.head_dim, None)
+        for rows in self._blocks(x_TE.shape[0]):
+            product_BX = self._product(layer, x_TE[rows], rows=kv_rows)
+            targets = HeadTargets(kv_TGD=(k_TGD[rows], v_TGD[rows]))
+            self._rotate(layer, product_BX, rope.rows(rows), to=targets)
+            sink(rows.start, k_TGD[rows], v_TGD[rows])
+        return LayerKv(k_TGD=k_TGD, v_TGD=v_TGD)
+
+    def chosen(
+        self,
+        layer: DecoderLayer,
+        x_NE: Tensor,
+        rope: RopeTable,
+        kv: LayerKv,
+        *,
+        positions_N: Tensor,
+    ) -> Tensor:
+        """The rest of a layer for some tokens, `x_NE` in place; see `PromptSteps.chosen`."""
+        config = self.config
+        q_rows = slice(config.num_heads * config.head_dim)
+        for rows in self._blocks(x_NE.shape[0]):
+            x_BE = x_NE[rows]
+            product_BX = self._product(layer, x_BE, rows=q_rows)
+            q_BHD = x_NE.new_empty((x_BE.shape[0], config.num_heads, config.head_dim))
+            self._rotate(layer, product_BX, rope.rows(rows), to=HeadTargets(q_THD=q_BHD))
+            attn_BHD = kept_queries_attention(q_BHD, (kv.k_TGD, kv.v_TGD), positions_N[rows])
+            self._finish(layer, x_BE, attn_BHD)
+        return x_NE
+
+    def _product(self, layer: DecoderLayer, x_BE: Tensor, *, rows: slice) -> Tensor:
+        """Some rows of the fused product, bias included, [B, X], before norms and rotation."""
+        w = layer.weights
+        normed_BE = row_norm(x_BE, w.input_norm_E, eps=self.config.rms_norm_eps)
+        bias_X = None if w.qkv_bias is None else w.qkv_bias[rows]
+        return F.linear(normed_BE, w.qkv[rows], bias_X)
+
+    def _rotate(
+        self, layer: DecoderLayer, product_BX: Tensor, rope: RopeTable, *, to: HeadTargets
+    ) -> None:
+        w, norms = layer.weights, None
+        if w.q_norm_D is not None and w.k_norm_D is not None:
+            norms = HeadNorms(q_D=w.q_norm_D, k_D=w.k_norm_D, eps=self.config.rms_norm_eps)
+        rotate_heads(product_BX, (rope.cos_TD, rope.sin_TD), to=to, norms=norms)
+
+    def _finish(self, layer: DecoderLayer, x_BE: Tensor, attn_BHD: Tensor) -> None:
+        """Adds attention output and MLP to `x_BE`."""
+        w = layer.weights
+        x_BE.addmm_(attn_BHD.reshape(x_BE.shape[0], -1), w.out.t())
+        normed_BE = row_norm(x_BE, w.post_norm_E, eps=self.config.rms_norm_eps)
+        x_BE.addmm_(gated_product(F.linear(normed_BE, w.gate_up)), w.down.t())
+
+    def _kv_room(self, x_TE: Tensor, *, room: int) -> tuple[Tensor, Tensor]:
+        shape = (room, self.config.num_kv_heads, self.config.head_dim)
+        tokens = x_TE.shape[0]
+        return _padded(x_TE, tokens, shape), _padded(x_TE, tokens, shape)
+
+    def _blocks(self, tokens: int) -> Iterator[slice]:
+        return blocks(tokens, self.chunk_tokens, check=self.check)
+
+
+def _padded(like: Tensor, tokens: int, shape: tuple[int, int, int]) -> Tensor:
+    """Room for heads in the type and place of `like`; zeros after the prompt."""
+    room = like.new_empty(shape)
+    if shape[0] > tokens:
+        room[tokens:].zero_()
+    return room

@@ -1,0 +1,112 @@
+"""Prefill attention on a CUDA device: the fastest exact kernel for each length of prompt.
+
+Shapes: T tokens or queries, P the same with padding, S keys, H query heads, G KV heads, D head
+size.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.model.attention import TorchAttention
+from shared.model.exact_attention import ExactKernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRange:
+    """The kernel of some lengths."""
+
+    up_to: int | None
+    """Longest prompt that it serves; None: any."""
+    kernel: ExactKernel
+    """Serves them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptAttention:
+    """Attention of a prompt over itself."""
+
+    out_THD: Tensor
+    """Output."""
+    lse_TH: Tensor | None
+    """Natural log-sum-exp of each query's scaled logits, float32, if it was wanted."""
+
+
+class DeviceAttention:
+    """Attention by chosen kernels; a prefill engine that gets it runs its own kernels around it.
+
+    Args:
+        ranges: kernels by length, ascending; the last one serves any.
+    """
+
+    def __init__(self, ranges: tuple[KernelRange, ...]) -> None:
+        assert ranges, "some kernel serves"
+        assert ranges[-1].up_to is None, "the last one serves any length"
+        self._ranges = ranges
+        self._torch = TorchAttention()
+        self.name = _described(ranges)
+
+    def padded(self, tokens: int) -> int:
+        """Rows that `prompt` wants of the tensors of a prompt of `tokens` tokens."""
+        return self._kernel(tokens).padded(tokens)
+
+    def prompt(
+        self, q_PHD: Tensor, k_PGD: Tensor, v_PGD: Tensor, *, tokens: int, want_lse: bool
+    ) -> PromptAttention:
+        """Causal attention of a prompt of `tokens` tokens over itself.
+
+        Args:
+            q_PHD: queries, `padded(tokens)` rows; those after the prompt hold numbers.
+            k_PGD: keys, alike.
+            v_PGD: values, alike.
+            tokens: T.
+            want_lse: also give the log-sum-exp.
+        """
+        out_PHD, lse_PH = self._kernel(tokens).attend(q_PHD, k_PGD, v_PGD, want_lse=want_lse)
+        lse_TH = None if lse_PH is None else lse_PH[:tokens]
+        return PromptAttention(out_THD=out_PHD[:tokens], lse_TH=lse_TH)
+
+    def causal(self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
+        """See `PrefillAttention.causal`."""
+        tokens = q_THD.shape[0]
+        if tokens == 1:
+            return _last_query(q_THD, k_SGD, v_SGD)
+        if tokens < k_SGD.shape[0]:
+            return self._torch.causal(q_THD, k_SGD, v_SGD)
+        missing = self.padded(tokens) - tokens
+        tensors = (q_THD, k_SGD, v_SGD)
+        if missing:
+            padded = tuple(functional.pad(x, (0, 0, 0, 0, 0, missing)) for x in tensors)
+            tensors = (padded[0], padded[1], padded[2])
+        return self.prompt(*tensors, tokens=tokens, want_lse=False).out_THD
+
+    def at_positions(
+        self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, *, positions_T: Tensor
+    ) -> Tensor:
+        """See `PrefillAttention.at_positions`; an engine's own kernel needs no mask for it."""
+        return self._torch.at_positions(q_THD, k_SGD, v_SGD, positions_T=positions_T)
+
+    def _kernel(self, tokens: int) -> ExactKernel:
+        return next(r.kernel for r in self._ranges if r.up_to is None or tokens <= r.up_to)
+
+
+def _last_query(q_1HD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
+    """One query over all keys; never by cuDNN, which would plan for every length anew."""
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q_1HD, k_SGD, v_SGD))
+    if q.is_cuda:
+        out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[0]  # noqa: SLF001
+    else:
+        out = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _described(ranges: tuple[KernelRange, ...]) -> str:
+    """`cudnn`, or `sdpa_flash to 2048 tokens, cudnn above`."""
+    first, *rest = ranges
+    if not rest:
+        return first.kernel.name
+    *middle, last = rest
+    parts = [f"{r.kernel.name} to {r.up_to} tokens" for r in (first, *middle)]
+    return f"{', '.join(parts)}, {last.kernel.name} above"
