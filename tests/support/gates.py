@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from decode_service.engine.sequence import Sequence as Row
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.runner import KvObserver, PrefillOutput
@@ -59,6 +61,7 @@ class GatedBlocks:
         self._inner = inner
         self.gate = Gate()
         self.runs = 0
+        self.device: torch.device = inner.device
 
     def run(
         self,
