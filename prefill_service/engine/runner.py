@@ -32,6 +32,7 @@ from prefill_service.engine.stopwatch import stopwatch_for
 from shared.errors import CancelledError, ConfigError, InvalidRequestError
 from shared.kv.slab_layout import SlabLayout
 from shared.model.attention import PrefillAttention
+from shared.model.current_device import computing_on
 from shared.model.device_attention import DeviceAttention
 from shared.model.transformer import Transformer
 from shared.types.kv_manifest import PositionKind
@@ -126,6 +127,12 @@ class PrefillRunner:
         """
         assert len(token_ids) == plan.prompt_tokens, "the plan is of another prompt"
         ids_T = checked_ids(token_ids, self._model)
+        with computing_on(self._model.device):
+            return self._run(ids_T, plan=plan, observer=observer, stop=stop)
+
+    def _run(
+        self, ids_T: Tensor, *, plan: PromptPlan, observer: KvObserver, stop: Callable[[], bool]
+    ) -> PrefillOutput:
         started = time.perf_counter()
         steps = self._steps(lambda: _raise_if_stopped(stop, prompt_tokens=plan.prompt_tokens))
         run = _PromptRun(self._model, plan=plan, steps=steps, observer=observer)
