@@ -25,7 +25,7 @@ from prefill_service.engine.layer_steps import (
     LayerSteps,
     PromptSteps,
 )
-from prefill_service.engine.pace import Pace
+from prefill_service.engine.pace import Pace, mark_for
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.selection import PromptSelection, gathered
 from prefill_service.engine.stopwatch import stopwatch_for
@@ -183,7 +183,7 @@ class _PromptRun:
         self._slab: SlabLayout = plan.slab
         self._announced: set[int] = set()
         self._awaiting_kept: dict[int, LayerKv] = {}
-        self._pace = Pace(model.device)
+        self._pace = Pace(plan.prompt_tokens, mark=mark_for(model.device))
         self._by_kernel = isinstance(steps.attention, DeviceAttention)
         self.selection = PromptSelection(
             plan,
@@ -205,7 +205,7 @@ class _PromptRun:
                 x_TE = self._last_layer(index, x_TE)
             else:
                 self._whole_layer(index, x_TE)
-            self._pace.layer_enqueued()
+            self._pace.layer_enqueued(self.positions_T.shape[0])
             done_tokens = self._plan.prompt_tokens * (index + 1) // num_layers
             self._observer.progress(done_tokens=done_tokens)
         return self._model.logits(x_TE[-1:])[0]
