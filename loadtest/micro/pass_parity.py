@@ -36,7 +36,8 @@ LIMITS = {torch.float32: 1e-3, torch.bfloat16: LIMIT}
 """Errors that are always allowed, by type."""
 
 STRICT_CASES = 2
-"""Leading cases that a GPU also runs in float32, where nothing is put down to rounding."""
+"""Leading cases that a GPU also runs in float32, where nothing is put down to rounding; their heads
+are small enough for kernels that are made for 16 bits."""
 
 _SCORE_SHARE = 0.99
 """Least share of the best choice's score that a choice must hold."""
@@ -105,11 +106,11 @@ def _case(  # noqa: PLR0913, PLR0917  a row of a table
 
 PASS_CASES = (
     _case("llama", 3, 3, 64, 999, 3, 0.2),
+    _case("qwen2", 7, 2, 64, 2048, 3, 0.3),
     _case("llama", 4, 8, 128, 2500, 2, 0.1),
     _case("qwen2", 6, 2, 128, 1025, 0, 0.4),
     _case("qwen3", 2, 4, 128, 777, 5, 0.25),
     _case("mistral", 1, 4, 64, 130, 4, 0.5),
-    _case("qwen2", 7, 2, 64, 2048, 3, 0.3),
     _case("llama", 8, 1, 256, 640, 3, 0.2),
     _case("llama", 5, 2, 32, 1500, 1, 1.0),
 )

@@ -47,6 +47,8 @@ TOKENS = (10_000, 32_768, 65_536)
 KEEP = (0.1, 0.2, 0.4)
 """Keep rates that are timed."""
 
+_LONG = 16_384
+
 _PEER = "transformers (cudnn)"
 _PEER_DIFFERENCE = 0.1
 """Longest difference of logits from transformers', relative: both in bfloat16, 32 layers."""
@@ -75,6 +77,8 @@ class PassPlan:
     """Prompts."""
     keep: tuple[float, ...] = KEEP
     """Keep rates."""
+    long_keep: tuple[float, ...] = KEEP
+    """Those of `keep` that prompts of more than 16k tokens run with, too."""
     repeats: tuple[int, ...] = (10, 10, 4)
     """Runs of each arm that count, by prompt; the last one stands for those that follow."""
     chunk_tokens: int = DEVICE_CHUNK_TOKENS
@@ -193,7 +197,9 @@ def _timed(
         arms |= peers
         progress(f"difference from transformers: {found['peer_parity']}")
     for tokens, repeats in plan.schedule:
-        timed = take_turns(arms, _prompt(model, tokens), repeats=repeats, device=device)
+        left_out = {claa(rate) for rate in plan.keep if rate not in plan.long_keep}
+        run = {k: arm for k, arm in arms.items() if tokens <= _LONG or k not in left_out}
+        timed = take_turns(run, _prompt(model, tokens), repeats=repeats, device=device)
         at = {"repeats": repeats, **summary(timed)}
         at["bounds"] = bounds(tokens, at)
         found["tokens"][str(tokens)] = at
@@ -291,6 +297,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="prompts to time")
     parser.add_argument("--keep", default=",".join(map(str, KEEP)), help="keep rates")
     parser.add_argument(
+        "--long-keep", default=",".join(map(str, KEEP)), help="those of them beyond 16k tokens"
+    )
+    parser.add_argument(
         "--repeats", default=",".join(map(str, defaults.repeats)), help="of every arm, by prompt"
     )
     parser.add_argument("--chunk-tokens", type=int, default=defaults.chunk_tokens)
@@ -306,6 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shape=given.shape,
         tokens=tuple(int(n) for n in _numbers(given.tokens)),
         keep=tuple(_numbers(given.keep)),
+        long_keep=tuple(_numbers(given.long_keep)),
         repeats=tuple(int(n) for n in _numbers(given.repeats)),
         chunk_tokens=given.chunk_tokens,
         peer=tuple(f"transformers ({name})" for name in given.peer.split(",") if name),

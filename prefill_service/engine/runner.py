@@ -25,13 +25,14 @@ from prefill_service.engine.layer_steps import (
     LayerSteps,
     PromptSteps,
 )
-from prefill_service.engine.pace import Pace
+from prefill_service.engine.pace import Pace, mark_for
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.selection import PromptSelection, gathered
 from prefill_service.engine.stopwatch import stopwatch_for
 from shared.errors import CancelledError, ConfigError, InvalidRequestError
 from shared.kv.slab_layout import SlabLayout
 from shared.model.attention import PrefillAttention
+from shared.model.current_device import computing_on
 from shared.model.device_attention import DeviceAttention
 from shared.model.transformer import Transformer
 from shared.types.kv_manifest import PositionKind
@@ -126,6 +127,12 @@ class PrefillRunner:
         """
         assert len(token_ids) == plan.prompt_tokens, "the plan is of another prompt"
         ids_T = checked_ids(token_ids, self._model)
+        with computing_on(self._model.device):
+            return self._run(ids_T, plan=plan, observer=observer, stop=stop)
+
+    def _run(
+        self, ids_T: Tensor, *, plan: PromptPlan, observer: KvObserver, stop: Callable[[], bool]
+    ) -> PrefillOutput:
         started = time.perf_counter()
         steps = self._steps(lambda: _raise_if_stopped(stop, prompt_tokens=plan.prompt_tokens))
         run = _PromptRun(self._model, plan=plan, steps=steps, observer=observer)
@@ -176,7 +183,7 @@ class _PromptRun:
         self._slab: SlabLayout = plan.slab
         self._announced: set[int] = set()
         self._awaiting_kept: dict[int, LayerKv] = {}
-        self._pace = Pace(model.device)
+        self._pace = Pace(plan.prompt_tokens, mark=mark_for(model.device))
         self._by_kernel = isinstance(steps.attention, DeviceAttention)
         self.selection = PromptSelection(
             plan,
@@ -198,7 +205,7 @@ class _PromptRun:
                 x_TE = self._last_layer(index, x_TE)
             else:
                 self._whole_layer(index, x_TE)
-            self._pace.layer_enqueued()
+            self._pace.layer_enqueued(self.positions_T.shape[0])
             done_tokens = self._plan.prompt_tokens * (index + 1) // num_layers
             self._observer.progress(done_tokens=done_tokens)
         return self._model.logits(x_TE[-1:])[0]

@@ -93,9 +93,9 @@ class DeviceAttention:
 
 
 def _last_query(q_1HD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
-    """One query over all keys; never by cuDNN, which would plan for every length anew."""
+    """One query over all keys; on a device never by cuDNN, which would plan every length anew."""
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q_1HD, k_SGD, v_SGD))
-    if q.is_cuda:
+    if q.is_cuda and q.dtype != torch.float32:
         out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[0]  # noqa: SLF001
     else:
         out = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shared.model.current_device import computing_on
 from shared.model.device_attention import KernelRange
 from shared.model.exact_attention import EXACT_KERNELS, ExactKernel, HeadShape
 from shared.model.plain_attention import plain_attention
@@ -59,7 +60,13 @@ def choose_kernels(
         kernels: the candidates.
         timer: how a call is timed; None times by events on the device.
     """
-    timed = _on_device if timer is None else timer
+    with computing_on(device):
+        return _chosen(shape, device, kernels=kernels, timed=timer or _on_device)
+
+
+def _chosen(
+    shape: HeadShape, device: torch.device, *, kernels: Sequence[ExactKernel], timed: Timer
+) -> KernelChoice:
     seconds: dict[str, dict[int, float]] = {}
     rejected: dict[str, str] = {}
     lengths = _lengths(shape.max_tokens)

@@ -2,23 +2,26 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
+from loadtest.micro import prefill_pass as bench
 from loadtest.micro.pass_arms import FULL, Timed, claa, our_arms, summary, take_turns
 from loadtest.micro.pass_model import MODEL_SHAPES, random_on_device
 from loadtest.micro.pass_parity import PASS_CASES, check_choice, check_pass
-from loadtest.micro.pass_peer import TransformersPass
+from loadtest.micro.pass_peer import PEER_KERNELS, TransformersPass
 from loadtest.micro.prefill_pass import PassPlan, bench_pass, bounds, parity
 from prefill_service.kernels import keep_highest as selection
 from shared.errors import ConfigError, InternalError
 from shared.model.attention import TorchAttention
 from shared.model.device_attention import DeviceAttention, KernelRange
 from shared.model.plain_attention import PlainKernel
-from shared.model.probe import AttentionChoice
+from shared.model.probe import AttentionChoice, Rejection
 from shared.model.profile import load_profile
 from shared.model.random import random_config
 from shared.types.methods import PruningParams
@@ -155,6 +158,38 @@ def test_bounds_say_what_was_met():
     }
     assert found["full over transformers (cudnn)"]["value"] == pytest.approx(0.82)
     assert bounds(12_345, summary(timed)) == {}
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="stands for a GPU")
+def test_a_whole_run(monkeypatch: pytest.MonkeyPatch):
+    """All but the device itself: a tiny model, both peers, two lengths."""
+    shape = replace(random_config("llama", num_layers=3), tie_embeddings=False)
+    ranges = (KernelRange(up_to=None, kernel=PlainKernel()),)
+    probed = AttentionChoice(
+        backend=DeviceAttention(ranges),
+        rejected=(Rejection("cudnn", "no device"),),
+        seconds={"plain": {1024: 1.0}},
+    )
+    params = PruningParams(pruning_layer=1, deferred_layers=1, aggregation_window=1)
+    monkeypatch.setattr(bench, "MODEL_SHAPES", {"tiny": shape})
+    monkeypatch.setattr(bench, "probe_attention", lambda *_, **__: probed)
+    monkeypatch.setattr(bench, "load_profile", lambda **_: SimpleNamespace(pruning=params))
+    monkeypatch.setattr(bench, "_LONG", 30)
+    for name in PEER_KERNELS:
+        monkeypatch.setitem(PEER_KERNELS, name, SDPBackend.MATH)
+    lines: list[str] = []
+    plan = PassPlan(
+        shape="tiny", tokens=(20, 40), keep=(0.5, 0.8), long_keep=(0.8,), repeats=(2, 1)
+    )
+    found = bench._timed(plan, device=CPU, progress=lines.append)
+    assert found["peer_parity"]["logits"] < bench._PEER_DIFFERENCE
+    peers = list(PEER_KERNELS)
+    assert list(found["tokens"]["20"]["arms"]) == [FULL, "claa 50 %", "claa 80 %", *peers]
+    assert list(found["tokens"]["40"]["arms"]) == [FULL, "claa 80 %", *peers]
+    assert [len(at["arms"][FULL]["runs"]) for at in found["tokens"].values()] == [2, 1]
+    assert found["attention"]["rejected"] == {"cudnn": "no device"}
+    assert json.loads(lines[-1])["tokens"] == 40
+    bench._print({"parity": {}, **found, "device": "a", "torch": "b", "triton": "c"})
 
 
 def test_repeats_follow_the_prompts():
