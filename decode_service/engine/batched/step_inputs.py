@@ -1,8 +1,8 @@
 """What a step reads of its rows, as tensors on the device that stay where they are.
 
 The host writes twins in pinned memory and copies them over in the stream of the step, so nothing is
-allocated and nothing waits. Tables and maps of a row are copied when it takes a seat; a step
-copies a few numbers a row. An empty seat has no tokens and writes nothing.
+allocated and nothing waits. Tables and maps of a row are copied when it takes a seat (a map within
+the device); a step copies a few numbers a row. An empty seat has no tokens and writes nothing.
 
 Shapes: F fields, B seats of a step's shape, S rows of this step, M table width, X positions.
 """
@@ -121,7 +121,8 @@ class StepInputs:
         width = pages_for(max_tokens)
         self._tables = {group: _Table((seats, width), device=device) for group in LengthGroup}
         self._maps = {
-            number: _Table((seats, max_tokens), device=device) for number in layers.mapped_classes
+            number: torch.zeros((seats, max_tokens), dtype=torch.int32, device=device)
+            for number in layers.mapped_classes
         }
         self._clear(0)
 
@@ -139,8 +140,7 @@ class StepInputs:
             )
         ]
         changed = [seat for seat in range(len(rows)) if seat >= len(kept) or not kept[seat]]
-        tables = (*self._tables.values(), *self._maps.values())
-        for table in tables:
+        for table in self._tables.values():
             table.wait()
         for seat in changed:
             self._write_static(seat, rows[seat], plans[seat])
@@ -152,7 +152,7 @@ class StepInputs:
         }
         self.budgets = np.array([plan.budget for plan in plans], dtype=np.int64)
         self.forced = np.array([plan.forced for plan in plans], dtype=np.bool_)
-        for table in tables if changed else ():
+        for table in self._tables.values() if changed else ():
             table.send(changed[0], changed[-1] + 1)
 
     def empty(self) -> None:
@@ -235,9 +235,9 @@ class StepInputs:
         """Positions of a class's slots."""
         group = self.layers.group_of(self.layers.first_of(slot_class))
         # Every row of a class without a map holds its whole prompt, so that none is read.
-        held = self._maps.get(slot_class, self._tables[group])
+        held = self._maps.get(slot_class, self._tables[group].device)
         return PositionMaps(
-            positions_BC=held.device[:rows],
+            positions_BC=held[:rows],
             slots_B=self._field(f"slots_{_SUFFIX[group]}", rows),
             prompt_B=self._field("prompt", rows),
         )
@@ -258,12 +258,12 @@ class StepInputs:
             # A row may hold more pages than the longest context needs; it ends before them.
             pages = prompt.pages.of(group).pages[: len(table)]
             table[: len(pages)] = pages
-        for slot_class, twin in self._maps.items():
+        for slot_class, held in self._maps.items():
             layer = self.layers.first_of(slot_class)
             positions_RN = prompt.layouts[prompt.layer_layouts[layer]].positions_RN
             if positions_RN is not None:
                 # Heads that hold other tokens occur in dense rows alone, which rank nothing.
-                twin.host[seat, : positions_RN.shape[1]] = positions_RN[0].cpu().numpy()
+                held[seat, : positions_RN.shape[1]].copy_(positions_RN[0], non_blocking=True)
 
     def _clear(self, first: int) -> None:
         fields = self._fields.host
