@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decode_service.kernels.split_plan import SplitPlan, split_tokens
 
-_TILE = 16
+_TILE = 64
 """Pieces that are read together."""
 
 

@@ -18,8 +18,8 @@ from decode_service.kernels.paged_attention import LogitDump
 from decode_service.kernels.split_plan import SplitPlan, split_tokens
 from shared.kv.geometry import PAGE_SIZE
 
-_LOGITS = 4096
-"""Logits that one program looks at together."""
+_TOKENS, _TOKENS_OF_FEW_ROWS, _FEW_ROWS = 1024, 256, 8
+"""Tokens that one program looks at together; fewer where rows alone do not fill a device."""
 
 _SLOTS = 1024
 """Slots that one program of a projection looks at together."""
@@ -72,8 +72,7 @@ def score_pages(
         board: takes the score of every token by its position; other positions keep theirs.
     """
     rows, heads, capacity = dump.logits_BHT.shape
-    heads_2 = triton.next_power_of_2(heads)
-    tile = max(PAGE_SIZE, _LOGITS // heads_2)
+    tile = _TOKENS if rows >= _FEW_ROWS else _TOKENS_OF_FEW_ROWS
     maps = None if board is None else board.maps
     _score_tile[(triton.cdiv(capacity, tile), rows)](
         dump.logits_BHT,
@@ -85,18 +84,18 @@ def score_pages(
         lengths_B if maps is None else maps.positions_BC,
         lengths_B if maps is None else maps.slots_B,
         lengths_B if maps is None else maps.prompt_B,
+        capacity,
         dump.logits_BHT.stride(1),
         scores_BU.stride(0),
         0 if board is None else board.scores_BX.stride(0),
         0 if maps is None else maps.positions_BC.stride(0),
         HEADS=heads,
-        HEADS_2=heads_2,
         BLOCK=plan.block,
         SPLITS=plan.splits,
         TILE=tile,
         PAGE=PAGE_SIZE,
         BOARD=board is not None,
-        num_warps=8,
+        num_warps=tile // _TOKENS_OF_FEW_ROWS,
     )
 
 
@@ -153,12 +152,12 @@ def _score_tile(
     positions_ptr,
     slots_ptr,
     prompt_ptr,
+    capacity,
     logits_stride,
     scores_stride,
     board_stride,
     positions_stride,
     HEADS: tl.constexpr,
-    HEADS_2: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
@@ -171,16 +170,19 @@ def _score_tile(
     if first >= length:
         return
     t = first + tl.arange(0, TILE)
-    h = tl.arange(0, HEADS_2)
     inside = t < length
-    there = (h < HEADS)[:, None] & inside[None, :]
-    head = row * HEADS + h
-    at = head.to(tl.int64)[:, None] * logits_stride + t[None, :]
-    logit = tl.load(logits_ptr + at, mask=there, other=-float("inf")).to(tl.float32)
     piece = t // split_tokens(length, SPLITS, BLOCK)
-    offset = tl.load(offsets_ptr + head[:, None] * SPLITS + piece[None, :], mask=there, other=0.0)
-    lse = tl.load(lse_ptr + head, mask=h < HEADS, other=0.0)
-    score = tl.max(tl.exp2(logit + (offset - lse[:, None])), 0)
+    score = tl.zeros([TILE], tl.float32)
+    # Head by head, so that what heads share is computed once and each reads one run of logits. The
+    # mask is that of the memory, whose end is a multiple of what is read at once; a row's is not.
+    held = t < capacity
+    for h in tl.static_range(HEADS):
+        head = row * HEADS + h
+        logits = logits_ptr + head.to(tl.int64) * logits_stride
+        logit = tl.load(logits + t, mask=held, other=0.0).to(tl.float32)
+        logit = tl.where(inside, logit, -float("inf"))
+        offset = tl.load(offsets_ptr + head * SPLITS + piece, mask=inside, other=0.0)
+        score = tl.maximum(score, tl.exp2(logit + (offset - tl.load(lse_ptr + head))))
     if BOARD:
         slots, prompt = tl.load(slots_ptr + row), tl.load(prompt_ptr + row)
         at_position = _positions(t, inside, positions_ptr + row * positions_stride, slots, prompt)

@@ -11,6 +11,7 @@ comparison of the tiny model alone runs, under Triton's interpreter (TRITON_INTE
 """
 
 import argparse
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def bench_steps(
     for name, case in timed.items():
         try:
             cases[name] = time_case(case, device=device, repeats=repeats, progress=progress)
-        except InternalError as error:
+        except (InternalError, torch.OutOfMemoryError) as error:
             # The other cases still say something; the exit code tells of this one.
             cases[name] = {"failed": str(error)}
             progress(f"{name}: {error}")
@@ -88,6 +89,7 @@ def time_case(
     case: StepCase, *, device: torch.device, repeats: int, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Everything about one batch."""
+    gc.collect()
     torch.cuda.empty_cache()  # of the case before
     model = random_weights(case.config, device=device, dtype=torch.bfloat16)
     held = CaseRows(model, case)

@@ -93,7 +93,7 @@ def sample_rows(
         InternalError: some logits are not numbers, or every token of a row is ruled out.
     """
     assert logits_BV.shape[0] >= len(rows)
-    plain = [index for index, row in enumerate(rows) if _plain_greedy(row)]
+    plain = [index for index, row in enumerate(rows) if plain_greedy(row)]
     drawn: dict[int, SampledToken] = {}
     if plain:
         # Rows that ask for nothing else stay one operation, whatever the others of the batch ask.
@@ -106,16 +106,18 @@ def sample_rows(
     ]
 
 
-def _best_of(
-    logits_BV: Tensor, plain: list[int], count: int, best_2B: Tensor | None
-) -> tuple[list[float], list[float]]:
-    """Highest logits and tokens of some of the first `count` rows."""
-    if best_2B is not None:
-        best, tokens = best_2B.tolist()
-        return [best[index] for index in plain], [tokens[index] for index in plain]
-    chosen = logits_BV[:count] if len(plain) == count else logits_BV[plain]
-    best, tokens = best_tokens(chosen).tolist()
-    return best, tokens
+def plain_greedy(row: DrawRow) -> bool:
+    """Whether the first of the highest raw logits is the answer and nothing else is asked for."""
+    p = row.params
+    unchanged = not p.presence_penalty and not p.frequency_penalty and p.repetition_penalty == 1.0
+    return (
+        p.temperature <= 0.0
+        and unchanged
+        and not p.logit_bias
+        and p.logprobs is None
+        and not row.banned_ids
+        and row.allowed_V is None
+    )
 
 
 def uniform(*, seed: int, branch: int, draw: int) -> float:
@@ -130,8 +132,20 @@ def log_probabilities(logits_V: Tensor) -> Tensor:
     return torch.log_softmax(logits_V.float(), dim=-1).clamp_(min=LOWEST_LOGPROB)
 
 
+def _best_of(
+    logits_BV: Tensor, plain: list[int], count: int, best_2B: Tensor | None
+) -> tuple[list[float], list[float]]:
+    """Highest logits and tokens of some of the first `count` rows."""
+    if best_2B is not None:
+        best, tokens = best_2B.tolist()
+        return [best[index] for index in plain], [tokens[index] for index in plain]
+    chosen = logits_BV[:count] if len(plain) == count else logits_BV[plain]
+    best, tokens = best_tokens(chosen).tolist()
+    return best, tokens
+
+
 def _sample_row(logits_V: Tensor, row: DrawRow) -> SampledToken:
-    if _plain_greedy(row):
+    if plain_greedy(row):
         best, token = logits_V.max(dim=-1)
         _check([float(best)])
         return SampledToken(token_id=int(token))
@@ -144,20 +158,6 @@ def _sample_row(logits_V: Tensor, row: DrawRow) -> SampledToken:
         token_id=token_id,
         logprob=float(logprobs_V[token_id]),
         top=_best(logprobs_V, count=row.params.logprobs),
-    )
-
-
-def _plain_greedy(row: DrawRow) -> bool:
-    """Whether the first of the highest raw logits is the answer and nothing else is asked for."""
-    p = row.params
-    unchanged = not p.presence_penalty and not p.frequency_penalty and p.repetition_penalty == 1.0
-    return (
-        p.temperature <= 0.0
-        and unchanged
-        and not p.logit_bias
-        and p.logprobs is None
-        and not row.banned_ids
-        and row.allowed_V is None
     )
 
 

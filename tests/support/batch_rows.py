@@ -58,6 +58,7 @@ class RowKind:
     mode: str = "identity"
     force: bool = False
     sampling: SamplingParams = PLAIN
+    max_tokens: int = 40
 
 
 class TwoPaths:
@@ -117,7 +118,7 @@ class TwoPaths:
             prompt,
             first_token=9,
             sparsity=kind.sparsity,
-            max_tokens=40,
+            max_tokens=kind.max_tokens,
             force_sparse=kind.force,
             sampling=kind.sampling,
         )

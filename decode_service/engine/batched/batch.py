@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from decode_service.engine.batched.best_tokens import BestTokens, TokenFetcher
 from decode_service.engine.batched.device_step import StepOutput
 from decode_service.engine.batched.row_plan import RowPlan
 from decode_service.engine.batched.step_inputs import Numbers, StepInputs
@@ -38,7 +39,9 @@ class BatchComputed:
     rows: list[Sequence]
     """In the order of the output."""
     output: StepOutput
-    """On the device."""
+    """On the device, until a later step of the same shape is enqueued."""
+    best: BestTokens
+    """Best tokens on their way to the host."""
     attended: Numbers
     """KV slots that each row read, summed over layers, [S]."""
     refreshes: Numbers
@@ -71,6 +74,7 @@ class Batch:
         self._max_tokens = max_tokens
         self._make_step = make_step
         self._steps: dict[StepShape, RunnableStep] = {}
+        self._best = TokenFetcher(max_rows=max_rows)
         layers = inputs.layers
         self._sparse = {group: layers.sparse(group) for group in LengthGroup}
         self._full = {
@@ -82,22 +86,48 @@ class Batch:
 
     def compute(self, rows: list[Sequence], plans: list[RowPlan]) -> BatchComputed:
         """Enqueues a step of `rows`; their own state is left alone."""
-        inputs = self._inputs
-        inputs.seat(rows, plans)
-        lengths = inputs.lengths()
+        self._inputs.seat(rows, plans)
+        return self._enqueue(rows, self._inputs.lengths(), before=None)
+
+    def compute_ahead(self, before: BatchComputed, plans: list[RowPlan]) -> BatchComputed | None:
+        """Enqueues the step after one that is under way, fed by that one's best tokens.
+
+        Args:
+            before: that one; it is still on the device.
+            plans: of its rows.
+
+        Returns:
+            The step, which holds if every row takes its best token; None where a row has no room.
+        """
+        self._inputs.seat(before.rows, plans)
+        lengths = self._inputs.lengths(ahead=1)
+        if self._inputs.longest(ahead=1) > self._max_tokens or not self._inputs.have_room(lengths):
+            return None
+        return self._enqueue(before.rows, lengths, before=before)
+
+    def _enqueue(
+        self,
+        rows: list[Sequence],
+        lengths: dict[LengthGroup, Numbers],
+        *,
+        before: BatchComputed | None,
+    ) -> BatchComputed:
+        inputs, ahead = self._inputs, 0 if before is None else 1
         pages = {group: -(-length // PAGE_SIZE) for group, length in lengths.items()}
         choice = self._choice(pages)
-        shape = self._shape(rows=len(rows), tokens=inputs.longest(), choice=choice)
+        shape = self._shape(rows=len(rows), tokens=inputs.longest(ahead=ahead), choice=choice)
         budgets = np.minimum(inputs.budgets, shape.choice)
-        inputs.advance(lengths, budgets)
+        fed_S = None if before is None else before.output.best_2B[1, : len(rows)]
+        inputs.advance(lengths, budgets, fed_S=fed_S, ahead=ahead)
         step = self._steps.get(shape)
         if step is None:
             step = self._steps[shape] = self._make_step(inputs, shape)
-        # The device is at work now; what follows is for later.
+        # The device is at work from here on; what follows is for later.
         output = step.run()
         return BatchComputed(
             rows=rows,
             output=output,
+            best=self._best.fetch(output.best_2B),
             attended=self._attended(lengths, pages, budgets if choice else None),
             refreshes=self._refreshes(pages),
         )

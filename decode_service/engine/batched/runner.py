@@ -3,8 +3,15 @@
 Which path serves a row follows from its policy and its layouts alone (`row_plan.py`), and from
 whether somebody watches what it reads. Both paths read and write the same pages, and neither leaves
 anything behind in a row that the other would miss, so that a row may change between two steps.
+
+Where every row takes its best token and nothing else is asked, the next step is enqueued before the
+tokens of this one are fetched, so that the device does not wait for the host. The next call finds
+it under way; if by then the rows are others, it is dropped. That costs its time, and leaves no
+trace: it wrote one slot of each row, which the row's own next step writes again, in pages that the
+row held when it was enqueued; whoever gets these pages next writes them later in the same stream.
 """
 
+import operator
 from collections import Counter
 from dataclasses import dataclass
 
@@ -19,11 +26,12 @@ from decode_service.engine.runner import DecodeRunner, RowObserver, draws_of
 from decode_service.engine.sequence import Sequence
 from decode_service.sparsity.base import LayerRole
 from shared.kv.geometry import PAGE_SIZE, pages_for
-from shared.model.sampler import sample_rows
+from shared.model.sampler import plain_greedy, sample_rows
 from shared.model.transformer import Transformer
 from shared.types.sampling import SampledToken
 
 Roles = tuple[LayerRole, ...]
+_steps_of = operator.attrgetter("steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +50,25 @@ class _Division:
     rows: list[Sequence]
     together: list[_Group]
     alone: list[Sequence]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ahead:
+    """A step that is under way before it was asked for."""
+
+    computed: BatchComputed
+    steps: list[int]
+    """Steps that its rows must have done."""
+    fed: list[int]
+    """Tokens that they must have taken last."""
+
+    def fits(self, rows: list[Sequence]) -> bool:
+        """Whether it is the step that these rows want."""
+        return (
+            rows == self.computed.rows
+            and list(map(_steps_of, rows)) == self.steps
+            and [row.generated[-1] for row in rows] == self.fed
+        )
 
 
 class BatchRunner:
@@ -74,6 +101,7 @@ class BatchRunner:
         self._batches: dict[BatchLayers, Batch] = {}
         self._plans: dict[Sequence, RowPlan | None] = {}
         self._division = _Division(rows=[], together=[], alone=[])
+        self._ahead: _Ahead | None = None
 
     def step(
         self, rows: list[Sequence], *, observer: RowObserver | None = None
@@ -81,19 +109,42 @@ class BatchRunner:
         """One token a row; see `DecodeRunner.step`."""
         assert rows, "a step needs a row"
         division = self._divide(rows, observer)
+        ahead, self._ahead = self._ahead, None
+        if len(division.together) == 1 and not division.alone:
+            return self._step_together(division.together[0], ahead)
+        return self._step_apart(division, rows, observer)
+
+    def _step_together(self, group: _Group, ahead: _Ahead | None) -> list[SampledToken]:
+        """A step of rows that all go together, which may be under way."""
+        rows, batch = group.rows, group.batch
+        if ahead is not None and ahead.fits(rows):
+            computed = ahead.computed
+        else:
+            computed = batch.compute(rows, group.plans)
+        draws = draws_of(rows, self._model.config.vocab_size)
+        plain = all(map(plain_greedy, draws))
+        behind = batch.compute_ahead(computed, group.plans) if plain else None
+        tokens = sample_rows(computed.output.logits_BV, draws, best_2B=computed.best.wait())
+        token_ids = [token.token_id for token in tokens]
+        computed.accept(token_ids)
+        if behind is not None:
+            self._ahead = _Ahead(computed=behind, steps=list(map(_steps_of, rows)), fed=token_ids)
+        return tokens
+
+    def _step_apart(
+        self, division: _Division, rows: list[Sequence], observer: RowObserver | None
+    ) -> list[SampledToken]:
+        """A step of several groups, or of rows on both paths; all succeed or none moves on."""
         batches = [group.batch.compute(group.rows, group.plans) for group in division.together]
         alone = division.alone
         computed = self._by_row.forward(alone, observer=observer) if alone else None
         drawn = [self._sample(batch) for batch in batches]
         if computed is not None:
             drawn.append(self._by_row.sample(computed, alone))
-        # All rows have their token, so all of them move on.
         for batch, tokens in zip(batches, drawn, strict=False):
             batch.accept([token.token_id for token in tokens])
         if computed is not None:
             computed.accept([token.token_id for token in drawn[-1]])
-        if len(drawn) == 1:
-            return drawn[0]
         order = [row for group in division.together for row in group.rows] + alone
         by_row = dict(zip(order, (token for tokens in drawn for token in tokens), strict=True))
         return [by_row[row] for row in rows]
@@ -142,7 +193,7 @@ class BatchRunner:
             )
         return self._batches[layers]
 
-    def _divide(self, rows: list[Sequence], observer: RowObserver | None) -> "_Division":
+    def _divide(self, rows: list[Sequence], observer: RowObserver | None) -> _Division:
         """Rows that go together, by their roles, and rows that go one by one."""
         if observer is None and rows == self._division.rows:
             return self._division
@@ -166,7 +217,7 @@ class BatchRunner:
     def _goes_alone(self, row: Sequence, observer: RowObserver | None) -> bool:
         return self._plan(row) is None or (observer is not None and observer.watches(row))
 
-    def _group(self, rows: list[Sequence]) -> "_Group":
+    def _group(self, rows: list[Sequence]) -> _Group:
         plans = [plan for row in rows if (plan := self._plan(row)) is not None]
         return _Group(batch=self._batch(self._layers(rows, plans)), rows=rows, plans=plans)
 
@@ -176,9 +227,8 @@ class BatchRunner:
         return self._plans[row]
 
     def _sample(self, batch: BatchComputed) -> list[SampledToken]:
-        output = batch.output
         draws = draws_of(batch.rows, self._model.config.vocab_size)
-        return sample_rows(output.logits_BV, draws, best_2B=output.best_2B)
+        return sample_rows(batch.output.logits_BV, draws, best_2B=batch.best.wait())
 
 
 def _step_maker(model: Transformer, cache: PagedKvCache) -> StepMaker:

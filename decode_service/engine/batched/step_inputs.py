@@ -1,8 +1,8 @@
 """What a step reads of its rows, as tensors on the device that stay where they are.
 
 The host writes twins in pinned memory and copies them over in the stream of the step, so nothing is
-allocated and nothing waits. Tables and maps of a row are copied when it takes a seat; a step
-copies a few numbers a row. An empty seat has no tokens and writes nothing.
+allocated and nothing waits. Tables and maps of a row are copied when it takes a seat (a map within
+the device); a step copies a few numbers a row. An empty seat has no tokens and writes nothing.
 
 Shapes: F fields, B seats of a step's shape, S rows of this step, M table width, X positions.
 """
@@ -49,18 +49,51 @@ _generated_of = operator.attrgetter("generated")
 _last_of = operator.itemgetter(-1)
 
 
+_STAGES = 4
+"""Pinned copies that take turns: a step is enqueued while the one before may still run, and its
+numbers must not be written over before they were copied."""
+
+
 class _Twin:
-    """A tensor on the device and its twin on the host."""
+    """A tensor on the device and its twin on the host, for what changes at every step."""
+
+    def __init__(self, shape: tuple[int, ...], *, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self.device = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.host: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
+        self._stages = [
+            torch.zeros(shape, dtype=torch.int32, pin_memory=pinned) for _ in range(_STAGES)
+        ]
+        self._turn = 0
+
+    def send(self) -> None:
+        """Copies all to the device, in the current stream."""
+        stage = self._stages[self._turn]
+        self._turn = (self._turn + 1) % _STAGES
+        np.copyto(stage.numpy(), self.host)
+        self.device.copy_(stage, non_blocking=True)
+
+
+class _Table:
+    """A tensor on the device and its twin on the host, for what changes when rows change."""
 
     def __init__(self, shape: tuple[int, ...], *, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self.device = torch.zeros(shape, dtype=torch.int32, device=device)
         self._staged = torch.zeros(shape, dtype=torch.int32, pin_memory=pinned)
         self.host: npt.NDArray[np.int32] = self._staged.numpy()
+        self._sent = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Waits for the last copy, which nearly always is long done; then `host` may change."""
+        if self._sent is not None:
+            self._sent.synchronize()
 
     def send(self, first: int, end: int) -> None:
         """Copies rows `first`..`end` - 1 to the device, in the current stream."""
         self.device[first:end].copy_(self._staged[first:end], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
 
 
 class StepInputs:
@@ -83,11 +116,13 @@ class StepInputs:
         """Which of them choose even where K covers every page, [S]."""
         self._rows: list[Sequence] = []
         self._prompts: list[PromptKv] = []
+        self._room: dict[LengthGroup, Numbers] = {}
         self._fields = _Twin((len(_FIELDS), seats), device=device)
         width = pages_for(max_tokens)
-        self._tables = {group: _Twin((seats, width), device=device) for group in LengthGroup}
+        self._tables = {group: _Table((seats, width), device=device) for group in LengthGroup}
         self._maps = {
-            number: _Twin((seats, max_tokens), device=device) for number in layers.mapped_classes
+            number: torch.zeros((seats, max_tokens), dtype=torch.int32, device=device)
+            for number in layers.mapped_classes
         }
         self._clear(0)
 
@@ -105,52 +140,73 @@ class StepInputs:
             )
         ]
         changed = [seat for seat in range(len(rows)) if seat >= len(kept) or not kept[seat]]
+        for table in self._tables.values():
+            table.wait()
         for seat in changed:
             self._write_static(seat, rows[seat], plans[seat])
         self._clear(len(rows))
         self._rows, self._prompts = list(rows), prompts
+        self._room = {
+            group: np.array([_slots_of(row, group) for row in rows], dtype=np.int64)
+            for group in LengthGroup
+        }
         self.budgets = np.array([plan.budget for plan in plans], dtype=np.int64)
         self.forced = np.array([plan.forced for plan in plans], dtype=np.bool_)
-        if changed:
-            for twin in (*self._tables.values(), *self._maps.values()):
-                twin.send(changed[0], changed[-1] + 1)
+        for table in self._tables.values() if changed else ():
+            table.send(changed[0], changed[-1] + 1)
 
     def empty(self) -> None:
         """Everybody leaves: a step then writes nothing and reads nothing."""
         self.seat([], [])
-        self._fields.send(0, len(_FIELDS))
+        self._fields.send()
 
-    def lengths(self) -> dict[LengthGroup, Numbers]:
-        """KV slots of the seated rows, the fed token's included, [S]."""
-        after = self._steps() + 1
+    def lengths(self, *, ahead: int = 0) -> dict[LengthGroup, Numbers]:
+        """KV slots of the seated rows, the fed token's included, [S], `ahead` steps from now."""
+        after = self._steps() + ahead + 1
         return {
             group: self._fields.host[_OF[f"slots_{name}"], : len(after)] + after
             for group, name in _SUFFIX.items()
         }
 
-    def longest(self) -> int:
+    def longest(self, *, ahead: int = 0) -> int:
         """Positions of the longest row, the fed token's included."""
-        steps = self._steps()
+        steps = self._steps() + ahead
         return int((self._fields.host[_OF["prompt"], : len(steps)] + steps).max()) + 1
 
-    def advance(self, lengths: dict[LengthGroup, Numbers], budgets: Numbers) -> None:
+    def have_room(self, lengths: dict[LengthGroup, Numbers]) -> bool:
+        """Whether every row holds pages for so many slots."""
+        return all(bool((held <= self._room[group]).all()) for group, held in lengths.items())
+
+    def advance(
+        self,
+        lengths: dict[LengthGroup, Numbers],
+        budgets: Numbers,
+        *,
+        fed_S: Tensor | None = None,
+        ahead: int = 0,
+    ) -> None:
         """Copies what changes from step to step.
 
         Args:
             lengths: as `lengths` gives them.
             budgets: pages that each row may read in a sparse layer, [S].
+            fed_S: tokens to feed, where they are on the device and not known yet.
+            ahead: steps from now.
         """
         rows = self._rows
         host, seats = self._fields.host[:, : len(rows)], np.arange(len(rows))
-        host[_OF["ids"]] = list(map(_last_of, map(_generated_of, rows)))
-        host[_OF["positions"]] = host[_OF["prompt"]] + self._steps()
+        if fed_S is None:
+            host[_OF["ids"]] = list(map(_last_of, map(_generated_of, rows)))
+        host[_OF["positions"]] = host[_OF["prompt"]] + self._steps() + ahead
         host[_OF["budget"]] = budgets
         for group, name in _SUFFIX.items():
             last = lengths[group] - 1
             page = self._tables[group].host[seats, last // PAGE_SIZE]
             host[_OF[f"length_{name}"]] = lengths[group]
             host[_OF[f"write_{name}"]] = page * PAGE_SIZE + last % PAGE_SIZE
-        self._fields.send(0, len(_FIELDS))
+        self._fields.send()
+        if fed_S is not None:
+            self._field("ids", len(rows)).copy_(fed_S)
 
     # --- device -----------------------------------------------------------------------------
 
@@ -179,9 +235,9 @@ class StepInputs:
         """Positions of a class's slots."""
         group = self.layers.group_of(self.layers.first_of(slot_class))
         # Every row of a class without a map holds its whole prompt, so that none is read.
-        held = self._maps.get(slot_class, self._tables[group])
+        held = self._maps.get(slot_class, self._tables[group].device)
         return PositionMaps(
-            positions_BC=held.device[:rows],
+            positions_BC=held[:rows],
             slots_B=self._field(f"slots_{_SUFFIX[group]}", rows),
             prompt_B=self._field("prompt", rows),
         )
@@ -202,12 +258,12 @@ class StepInputs:
             # A row may hold more pages than the longest context needs; it ends before them.
             pages = prompt.pages.of(group).pages[: len(table)]
             table[: len(pages)] = pages
-        for slot_class, twin in self._maps.items():
+        for slot_class, held in self._maps.items():
             layer = self.layers.first_of(slot_class)
             positions_RN = prompt.layouts[prompt.layer_layouts[layer]].positions_RN
             if positions_RN is not None:
                 # Heads that hold other tokens occur in dense rows alone, which rank nothing.
-                twin.host[seat, : positions_RN.shape[1]] = positions_RN[0].cpu().numpy()
+                held[seat, : positions_RN.shape[1]].copy_(positions_RN[0], non_blocking=True)
 
     def _clear(self, first: int) -> None:
         fields = self._fields.host
@@ -218,3 +274,9 @@ class StepInputs:
 def _same(ours: Ordered[object], theirs: Ordered[object]) -> bool:
     """Whether two lists hold the very same objects."""
     return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
+
+
+def _slots_of(row: Sequence, group: LengthGroup) -> int:
+    """Slots that a row's pages have; no end where the group has no layers and so no pages."""
+    pages = row.prompt.pages.of(group).pages
+    return len(pages) * PAGE_SIZE if pages else 1 << 30

@@ -35,7 +35,8 @@ def assert_close_to_slow(rows: PagedRows, plan: SplitPlan) -> None:
         pytest.param((200, 3), 1, 8, 64, 5, 32, id="short rows beside a long one"),
         pytest.param((95, 97), 1, 1, 256, 4, 32, id="head size 256"),
         pytest.param((130,), 2, 6, 128, 1, 64, id="one piece, blocks of 64"),
-        pytest.param((300,), 1, 2, 64, 19, 16, id="more pieces than are joined at once"),
+        pytest.param((300,), 1, 2, 64, 19, 16, id="a count of pieces that is no power of two"),
+        pytest.param((1100, 20), 1, 2, 16, 70, 16, id="more pieces than are joined at once"),
         pytest.param((40, 49), 1, 20, 64, 2, 16, id="more heads than a product's rows"),
     ],
 )

@@ -33,7 +33,7 @@ class Notes:
     """A batch of 6 layers, its inputs, and the shapes that were made."""
 
     def __init__(self) -> None:
-        self.made = []
+        self.made: list[tuple[int, int, int]] = []
         layers = BatchLayers(
             roles=layer_roles((0, 1), num_layers=6),
             classes=(0, 0, 1, 1, 1, 1),
