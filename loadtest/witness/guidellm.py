@@ -147,8 +147,7 @@ def read_report(file: Path) -> Report:
         sample = Sample(
             ttft_s=tuple(row["time_to_first_token_ms"] / 1000 for row in done),
             late_s=tuple(max(0.0, row["request_dispatch_delay"]) for row in done),
-            prompt_tokens=sum(row["prompt_tokens"] for row in done),
-            answer_tokens=sum(row["output_tokens"] for row in done),
+            tokens=tuple((row["prompt_tokens"], row["output_tokens"]) for row in done),
             failed=len(by_status["errored"]) + len(by_status["incomplete"]),
         )
         return Report(sample=sample, version=found["metadata"]["guidellm_version"])

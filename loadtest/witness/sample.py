@@ -1,6 +1,7 @@
 """What one run came to, whoever made it, and whether two runs did the same work."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,10 @@ from typing import Any
 from loadtest.load.results import REQUESTS
 from loadtest.spread import percentile
 from shared.errors import UnavailableError
+
+LOST_AT_MOST = 0.05
+"""Share of a run that the witness may leave out of its report: guidellm 0.8.1 ends now and then
+with its last requests unreported, neither done nor failed. A median hardly moves by so few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +24,8 @@ class Sample:
     """Start of a request to its first text, by the tool's own clock."""
     late_s: tuple[float, ...]
     """How long after its moment a request began."""
-    prompt_tokens: int
-    """Of all of them, as the server counted."""
-    answer_tokens: int
-    """The same of their answers."""
+    tokens: tuple[tuple[int, int], ...]
+    """Of each prompt and its answer, as the server counted."""
     failed: int
     """Requests that did not finish."""
 
@@ -36,8 +39,8 @@ class Sample:
         return {
             "requests": len(self.ttft_s),
             "failed": self.failed,
-            "prompt_tokens": self.prompt_tokens,
-            "answer_tokens": self.answer_tokens,
+            "prompt_tokens": sum(prompt for prompt, _ in self.tokens),
+            "answer_tokens": sum(answer for _, answer in self.tokens),
             "ttft": {"p50_s": self.p50_s, "p95_s": percentile(self.ttft_s, 95)},
             "late": {"p50_s": percentile(self.late_s, 50), "max_s": max(self.late_s)},
         }
@@ -51,8 +54,7 @@ def our_sample(folder: Path) -> Sample:
     return Sample(
         ttft_s=tuple(row["ttft_s"] for row in done),
         late_s=tuple(max(0.0, row["started_s"] - row["due_s"]) for row in done),
-        prompt_tokens=sum(row["prompt_tokens"] for row in done),
-        answer_tokens=sum(row["answer_tokens"] for row in done),
+        tokens=tuple((row["prompt_tokens"], row["answer_tokens"]) for row in done),
         failed=len(rows) - len(done),
     )
 
@@ -63,17 +65,20 @@ def check_same_work(ours: Sample, theirs: Sample, *, planned: int, repeat: int) 
     Raises:
         UnavailableError: a request failed, or the tools asked for other work.
     """
-    for name, sample in (("ours", ours), ("theirs", theirs)):
-        if sample.failed or len(sample.ttft_s) != planned:
+    for name, sample, lost in (
+        ("ours", ours, 0),
+        ("theirs", theirs, int(LOST_AT_MOST * planned)),
+    ):
+        if sample.failed or not planned - lost <= len(sample.ttft_s) <= planned:
             raise UnavailableError(
                 f"repeat {repeat + 1} cannot be compared: of {planned} requests of {name}, "
                 f"{len(sample.ttft_s)} finished and {sample.failed} failed; lower --rate, or see "
                 "the run's files for what went wrong, and start again with another --out"
             )
-    counts = [(each.prompt_tokens, each.answer_tokens) for each in (ours, theirs)]
-    if counts[0] != counts[1]:
+    others = Counter(theirs.tokens) - Counter(ours.tokens)
+    if others:
         raise UnavailableError(
-            f"repeat {repeat + 1} cannot be compared: prompt and answer tokens were {counts[0]} in "
-            f"ours and {counts[1]} in theirs, though the requests are the same; the server was "
-            "changed in between, or this version of the witness asks otherwise"
+            f"repeat {repeat + 1} cannot be compared: prompts and answers of {sorted(others)} "
+            "tokens are in theirs and not in ours, though the requests are the same; the server "
+            "was changed in between, or this version of the witness asks otherwise"
         )

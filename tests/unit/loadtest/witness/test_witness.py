@@ -28,8 +28,7 @@ def sample(*ttft_s: float, prompt_tokens: int = 10, failed: int = 0) -> Sample:
     return Sample(
         ttft_s=ttft_s,
         late_s=tuple(0.0 for _ in ttft_s),
-        prompt_tokens=prompt_tokens,
-        answer_tokens=4,
+        tokens=tuple((prompt_tokens, 4) for _ in ttft_s),
         failed=failed,
     )
 
@@ -73,12 +72,25 @@ def test_repeats_are_drawn_as_pairs() -> None:
     [
         (sample(1.0, 1.0, failed=1), sample(1.0, 1.0), "of 2 requests of ours, 2 finished"),
         (sample(1.0, 1.0), sample(1.0), "requests of theirs, 1 finished and 0 failed"),
-        (sample(1.0, 1.0), sample(1.0, 1.0, prompt_tokens=11), "prompt and answer tokens were"),
+        (
+            sample(1.0, 1.0),
+            sample(1.0, 1.0, prompt_tokens=11),
+            "tokens are in theirs and not in ours",
+        ),
     ],
 )
 def test_runs_that_did_other_work_are_not_compared(ours: Sample, theirs: Sample, text: str) -> None:
     with pytest.raises(UnavailableError, match=text):
         check_same_work(ours, theirs, planned=2, repeat=0)
+
+
+def test_a_request_that_the_witness_leaves_out_is_no_other_work() -> None:
+    ours = sample(*(1.0 for _ in range(40)))
+    check_same_work(ours, sample(*(1.0 for _ in range(38))), planned=40, repeat=0)
+    with pytest.raises(UnavailableError, match="37 finished"):
+        check_same_work(ours, sample(*(1.0 for _ in range(37))), planned=40, repeat=0)
+    with pytest.raises(UnavailableError, match="39 finished"):
+        check_same_work(sample(*(1.0 for _ in range(39))), ours, planned=40, repeat=0)
 
 
 @pytest.mark.parametrize(
