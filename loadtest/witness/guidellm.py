@@ -26,6 +26,9 @@ VERSION = "0.8.1"
 """The one that this was written for; its report says which one ran."""
 LEAD_S = 5.0
 """All moments are so much later: its clock starts before the process that reads its rows is up."""
+TAIL_S = 10.0
+"""One more request so long after the last, which does not count: a run of 0.8.1 ends without
+waiting for the request that finishes last."""
 REPORT = "report.json"
 
 _DATA = "requests.jsonl"
@@ -91,13 +94,14 @@ def run_guidellm(
     scenario = scenario_of(settings, folder=folder, requests=len(schedule), model=model)
     (folder / _SCENARIO).write_text(json.dumps(scenario, indent=1) + "\n", encoding="utf-8")
     last_s = schedule[-1][0].due_s
-    _run(program, folder, timeout_s=_START_S + LEAD_S + last_s + settings.request_timeout_s)
-    return read_report(folder / REPORT)
+    limit_s = _START_S + LEAD_S + last_s + TAIL_S + settings.request_timeout_s
+    _run(program, folder, timeout_s=limit_s)
+    return read_report(folder / REPORT, span_s=last_s - schedule[0][0].due_s)
 
 
 def data_rows(schedule: Sequence[Scheduled], prompts: PromptMaker) -> list[dict[str, Any]]:
-    """Its data set: one row a request, in order of their moments."""
-    return [
+    """Its data set: one row a request, in order of their moments, and the uncounted one."""
+    rows = [
         {
             "messages": [{"role": "user", "content": prompts.make(request).text}],
             "output_tokens_count": request.answer_tokens,
@@ -105,6 +109,8 @@ def data_rows(schedule: Sequence[Scheduled], prompts: PromptMaker) -> list[dict[
         }
         for arrival, request in schedule
     ]
+    end = {"output_tokens_count": 1, "relative_timestamp": rows[-1]["relative_timestamp"] + TAIL_S}
+    return [*rows, rows[-1] | end]
 
 
 def scenario_of(
@@ -125,7 +131,7 @@ def scenario_of(
                 "extras": {"body": body},
             },
             "profile": {"kind": "replay", "schedule_turn": "timestamp"},
-            "constraints": [{"kind": "max_requests", "count": requests}],
+            "constraints": [{"kind": "max_requests", "count": requests + 1}],
             "data": [{"kind": "json_file", "path": str((folder / _DATA).absolute())}],
             "outputs": [{"kind": "json", "path": str((folder / REPORT).absolute())}],
             "metrics": {"kind": "generative", "sample_size": 0},
@@ -133,8 +139,12 @@ def scenario_of(
     }
 
 
-def read_report(file: Path) -> Report:
-    """What a report says of its requests.
+def read_report(file: Path, *, span_s: float) -> Report:
+    """What a report says of its requests, the uncounted one left out.
+
+    Args:
+        file: the report.
+        span_s: from the first request's moment to the last one's.
 
     Raises:
         UnavailableError: it is missing, or not of the form that is known here.
@@ -143,7 +153,9 @@ def read_report(file: Path) -> Report:
         found = json.loads(file.read_text(encoding="utf-8"))
         (benchmark,) = found["benchmarks"]
         by_status = benchmark["requests"]
-        done = by_status["successful"]
+        begun = min(row["request_start_time"] for row in by_status["successful"])
+        end = begun + span_s + TAIL_S / 2
+        done = [row for row in by_status["successful"] if row["request_start_time"] < end]
         sample = Sample(
             ttft_s=tuple(row["time_to_first_token_ms"] / 1000 for row in done),
             late_s=tuple(max(0.0, row["request_dispatch_delay"]) for row in done),

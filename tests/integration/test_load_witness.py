@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.bench_serve import run_witness
-from loadtest.witness.guidellm import LEAD_S
+from loadtest.witness.guidellm import LEAD_S, TAIL_S
 from shared.types.options import Mode
 from tests.support import guidellm_double
 from tests.support.gateway_rig import running_rig
@@ -68,7 +68,7 @@ async def test_both_tools_send_the_same_requests_and_a_difference_is_found(
     rows = [json.loads(line) for line in
             (out / "runs/theirs-1/requests.jsonl").read_text().splitlines()]  # fmt: skip
     due = sorted(LEAD_S + row["due_s"] for row in requests_in(out / "runs/ours-1"))
-    assert [row["relative_timestamp"] for row in rows] == due
+    assert [row["relative_timestamp"] for row in rows] == [*due, due[-1] + TAIL_S]
 
 
 async def test_a_witness_that_fails_is_quoted(model: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A program that takes guidellm's settings and data set and leaves a report in guidellm's form.
 
+As guidellm does, it leaves out the request that would finish last.
+
 It is run as a program of its own, by the Python that runs the tests.
 """
 
@@ -55,7 +57,7 @@ async def _replay(
     began = time.perf_counter()
     async with httpx.AsyncClient(base_url=backend["target"], timeout=60.0) as http:
         return await asyncio.gather(
-            *(_ask(http, row, backend, began=began, delay_s=delay_s) for row in rows)
+            *(_ask(http, row, backend, began=began, delay_s=delay_s) for row in rows[:-1])
         )
 
 
@@ -92,6 +94,7 @@ async def _ask(
     assert first is not None, "an answer without text"
     assert usage is not None, "an answer without usage"
     return {
+        "request_start_time": sent,
         "time_to_first_token_ms": 1000 * (first - sent + delay_s),
         "request_dispatch_delay": sent - due,
         "prompt_tokens": usage["prompt_tokens"],

@@ -10,7 +10,7 @@ import pytest
 from loadtest.load.prompts import WORDS, PromptMaker, Word
 from loadtest.load.schedule import schedule_of
 from loadtest.witness.__main__ import main
-from loadtest.witness.guidellm import LEAD_S, data_rows, read_report, scenario_of
+from loadtest.witness.guidellm import LEAD_S, TAIL_S, data_rows, read_report, scenario_of
 from loadtest.witness.plan import WitnessPlan
 from loadtest.witness.sample import Sample, check_same_work
 from loadtest.witness.summary import Pair, Verdict, verdict, witness_summary
@@ -131,8 +131,9 @@ def test_the_data_set_is_our_schedule(tmp_path: Path) -> None:
     prompts = PromptMaker(words, seed=settings.seed)
     rows = data_rows(schedule, prompts)
     moments = [LEAD_S + arrival.due_s for arrival, _ in schedule]
-    assert [row["relative_timestamp"] for row in rows] == moments
-    for row, (_, request) in zip(rows, schedule, strict=True):
+    assert [row["relative_timestamp"] for row in rows] == [*moments, moments[-1] + TAIL_S]
+    assert rows[-1]["output_tokens_count"] == 1
+    for row, (_, request) in zip(rows[:-1], schedule, strict=True):
         ((message,), tokens) = row["messages"], row["output_tokens_count"]
         assert message == {"role": "user", "content": prompts.make(request).text}
         assert len(message["content"].split()) == request.prompt_tokens
@@ -151,7 +152,7 @@ def test_the_settings_ask_for_what_ours_ask(
     asked = {"temperature": 0, "tandem": {"mode": "both", "keep_rate": 0.3}}
     assert spec["backend"]["extras"]["body"] == asked
     assert spec["profile"] == {"kind": "replay", "schedule_turn": "timestamp"}
-    assert spec["constraints"] == [{"kind": "max_requests", "count": 7}]
+    assert spec["constraints"] == [{"kind": "max_requests", "count": 8}]
     assert "sk-secret" not in json.dumps(found)
 
 
@@ -160,4 +161,20 @@ def test_a_report_of_another_form_is_told_apart(text: str, tmp_path: Path) -> No
     file = tmp_path / "report.json"
     file.write_text(text)
     with pytest.raises(UnavailableError, match="no report of guidellm"):
-        read_report(file)
+        read_report(file, span_s=4.0)
+
+
+def test_the_request_after_the_last_does_not_count(tmp_path: Path) -> None:
+    row = {
+        "time_to_first_token_ms": 500, "request_dispatch_delay": 0.0,
+        "prompt_tokens": 10, "output_tokens": 4,
+    }  # fmt: skip
+    starts = (100.0, 104.0, 104.0 + TAIL_S)
+    done = [row | {"request_start_time": start} for start in starts]
+    report = {
+        "metadata": {"guidellm_version": "0.8.1"},
+        "benchmarks": [{"requests": {"successful": done, "errored": [], "incomplete": []}}],
+    }
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report))
+    assert read_report(file, span_s=4.0).sample.tokens == ((10, 4), (10, 4))
