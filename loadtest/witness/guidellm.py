@@ -101,7 +101,7 @@ def run_guidellm(
 
 def data_rows(schedule: Sequence[Scheduled], prompts: PromptMaker) -> list[dict[str, Any]]:
     """Its data set: one row a request, in order of their moments, and the uncounted one."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "messages": [{"role": "user", "content": prompts.make(request).text}],
             "output_tokens_count": request.answer_tokens,
