@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from loadtest.micro.pass_model import MODEL_SHAPES
 from shared.model.config import ModelConfig
 from shared.model.layers import LayerWeights
-from shared.model.rope_config import RopeConfig, RopeKind
+from shared.model.rope_config import RopeConfig
 from shared.model.transformer import Transformer
 
 R1_QWEN_1_5B = ModelConfig(
@@ -28,19 +29,7 @@ R1_QWEN_1_5B = ModelConfig(
 )
 """DeepSeek-R1-Distill-Qwen-1.5B."""
 
-LLAMA_3_1_8B = ModelConfig(
-    family="llama",
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    rms_norm_eps=1e-5,
-    max_position=131_072,
-    rope=RopeConfig(kind=RopeKind.LLAMA3, theta=500_000.0, factor=8.0, original_max_position=8192),
-)
+LLAMA_3_1_8B = MODEL_SHAPES["llama-3.1-8b"]
 """Llama-3.1-8B."""
 
 
