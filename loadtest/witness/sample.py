@@ -11,10 +11,6 @@ from loadtest.load.results import REQUESTS
 from loadtest.spread import percentile
 from shared.errors import UnavailableError
 
-LOST_AT_MOST = 0.05
-"""Share of a run that the witness may leave out of its report: guidellm 0.8.1 ends now and then
-with its last requests unreported, neither done nor failed. A median hardly moves by so few."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -65,11 +61,8 @@ def check_same_work(ours: Sample, theirs: Sample, *, planned: int, repeat: int) 
     Raises:
         UnavailableError: a request failed, or the tools asked for other work.
     """
-    for name, sample, lost in (
-        ("ours", ours, 0),
-        ("theirs", theirs, int(LOST_AT_MOST * planned)),
-    ):
-        if sample.failed or not planned - lost <= len(sample.ttft_s) <= planned:
+    for name, sample in (("ours", ours), ("theirs", theirs)):
+        if sample.failed or len(sample.ttft_s) != planned:
             raise UnavailableError(
                 f"repeat {repeat + 1} cannot be compared: of {planned} requests of {name}, "
                 f"{len(sample.ttft_s)} finished and {sample.failed} failed; lower --rate, or see "
