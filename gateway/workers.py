@@ -257,10 +257,12 @@ class Workers:
         cards = self._discovery.cards(role)
         live = [card for card in cards if not card.draining]
         if not live:
-            if cards:
+            # Without prefill workers the decode workers were to read prompts, until they drain.
+            known = cards or self._discovery.cards(DECODE)
+            if known and all(card.draining for card in known):
                 raise UnavailableError(
-                    f"every {role} worker is draining: a roll-out or a shutdown is under way; "
-                    "retry in a moment",
+                    f"every {known[0].role} worker is draining: a roll-out or a shutdown is under "
+                    "way; retry in a moment",
                     code="draining",
                     retry_after_s=_RETRY_S,
                 )

@@ -113,6 +113,20 @@ async def test_a_pool_that_drains_leaves_prompts_to_decode_workers(folder: Path)
         assert "no_prefill_worker" in await route(rig, LONG)
 
 
+async def test_the_only_workers_drain_and_the_refusal_says_so(folder: Path) -> None:
+    async with reading_rig(folder, prefills=0) as rig:
+        rig.decodes[0].draining = True
+
+        async def noticed() -> bool:
+            return rig.gateway.workers.readers() == 0
+
+        await until(noticed)
+        refused = await rig.complete(prompt=SHORT)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert "every decode worker is draining" in refused.text
+        assert rig.gateway.workers.missing() == "draining"
+
+
 async def test_a_refusal_of_the_last_prefill_worker_is_made_good(folder: Path) -> None:
     async with reading_rig(folder) as rig:
         rig.prefills[0].plan.at("call", FULL)
