@@ -5,6 +5,7 @@ There are two queues: for the prefill workers, and for decode workers that read 
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from gateway.admission import Ticket
 from gateway.dispatcher import Turn
@@ -14,6 +15,8 @@ from gateway.local_prefill import LocalReason, Router
 from gateway.principal import Principal
 from gateway.quotas.quotas import Quotas
 from shared.errors import DeadlineError, OverloadedError
+
+T = TypeVar("T")
 
 
 class Place:
@@ -108,16 +111,7 @@ class Entrance:
             OverloadedError: the queue has room for nothing.
             UnavailableError: the gateway is shutting down.
         """
-        refused: OverloadedError | None = None
-        for way in self._router.ways(1):
-            try:
-                self._lane(way).admission.refuse_if_full(principal)
-            except OverloadedError as error:
-                refused = refused or error
-            else:
-                return
-        if refused is not None:
-            raise refused
+        self._first_open(1, lambda lane: lane.admission.refuse_if_full(principal))
 
     async def enter(self, job: GenerationJob) -> Place:
         """A place in the better queue that has room, charged to the key.
@@ -127,7 +121,10 @@ class Entrance:
             RateLimitError: the key has used what it may.
             UnavailableError: the gateway is shutting down.
         """
-        place = self._place(job)
+        way, ticket = self._first_open(
+            len(job.prompt_ids), lambda lane: lane.enter(job, clock=self._clock)
+        )
+        place = Place(ticket, local=way)
         try:
             await self._quotas.charge(job.principal, tokens=len(job.prompt_ids))
         except BaseException:
@@ -170,11 +167,12 @@ class Entrance:
             ) from None
         place.take(turn)
 
-    def _place(self, job: GenerationJob) -> Place:
+    def _first_open(self, tokens: int, enter: Callable[[Lane], T]) -> tuple[LocalReason | None, T]:
+        """The best way of a prompt whose line lets it in; else the refusal of the best of all."""
         refused: OverloadedError | None = None
-        for way in self._router.ways(len(job.prompt_ids)):
+        for way in self._router.ways(tokens):
             try:
-                return Place(self._lane(way).enter(job, clock=self._clock), local=way)
+                return way, enter(self._lane(way))
             except OverloadedError as error:
                 refused = refused or error
         assert refused is not None, "there is at least one way"
