@@ -33,6 +33,11 @@ WANTED = {
     "TandemNotScraped",
 }
 
+HAS_PROMTOOL = pytest.mark.skipif(
+    shutil.which("promtool") is None,
+    reason="promtool is not installed (Debian: package prometheus)",
+)
+
 
 def test_every_promised_alert_is_there_once() -> None:
     assert set(ALERTS) == WANTED
@@ -71,18 +76,16 @@ def test_the_check_sees_what_is_wrong(expression: str, said: list[str]) -> None:
     assert faults(expression) == said
 
 
+@HAS_PROMTOOL
 def test_prometheus_fires_them_when_it_should_and_only_then() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: apt install prometheus)")
-    subprocess.run([promtool, "test", "rules", FOLDER / "alerts_test.yml"], check=True, timeout=60)
+    subprocess.run(
+        ["promtool", "test", "rules", FOLDER / "alerts_test.yml"], check=True, timeout=60
+    )
 
 
+@HAS_PROMTOOL
 def test_promtool_has_nothing_against_them_and_the_settings_of_compose(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: apt install prometheus)")
     for file in (FOLDER / "alerts.yml", FOLDER.parent / "docker/prometheus.yml"):
         shutil.copy(file, tmp_path)  # as the Compose file mounts them: side by side
     for kind, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
-        subprocess.run([promtool, "check", kind, tmp_path / name], check=True, timeout=60)
+        subprocess.run(["promtool", "check", kind, tmp_path / name], check=True, timeout=60)
