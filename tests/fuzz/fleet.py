@@ -20,9 +20,6 @@ from shared.types.model_identity import ModelIdentity
 from shared.wire.identity import identity_from_pb
 from tests.support.processes import UpProcess, running_up
 
-ROLES = ROLE_MODULES
-"""Roles and what their processes run."""
-
 SETTLE_S = 120.0
 """Longest wait for what ends with a lease; a bound for a test that would hang, not a promise."""
 
@@ -103,7 +100,7 @@ class UpFleet:
 
     def vitals(self) -> dict[str, Vitals]:
         """Each role's process."""
-        return {role: vitals_of(self._up.pid(package)) for role, package in ROLES.items()}
+        return {role: vitals_of(self._up.pid(module)) for role, module in ROLE_MODULES.items()}
 
     def log(self) -> str:
         """All that the roles said."""
