@@ -123,8 +123,8 @@ def build_transformer(
     )
 
 
-def to_tensors(model: Transformer) -> dict[str, Tensor]:
-    """The inverse of `build_transformer`: unfused copies under transformers' names."""
+def tensor_views(model: Transformer) -> dict[str, Tensor]:
+    """The inverse of `build_transformer`: under transformers' names, nothing copied."""
     config = model.config
     d = config.head_dim
     sizes = [config.num_heads * d, config.num_kv_heads * d, config.num_kv_heads * d]
@@ -148,4 +148,4 @@ def to_tensors(model: Transformer) -> dict[str, Tensor]:
         if w.q_norm_D is not None and w.k_norm_D is not None:
             out[f"{prefix}.self_attn.q_norm.weight"] = w.q_norm_D
             out[f"{prefix}.self_attn.k_norm.weight"] = w.k_norm_D
-    return {name: tensor.clone() for name, tensor in out.items()}
+    return out

@@ -15,7 +15,7 @@ from shared.model.folder import CHECKSUM_FILE, INDEX_FILE, WEIGHTS_FILE, fresh_f
 from shared.model.model_hash import model_hash
 from shared.model.random import random_config, random_model, random_tensors
 from shared.model.random_folder import save_random_model
-from shared.model.state import build_transformer, to_tensors
+from shared.model.state import build_transformer, tensor_views
 from shared.model.transformer import Transformer
 from shared.model.weights import load_folder, load_model
 from tests.support.tiny_model import TINY_NAME, dense_logits, tiny_config, write_tiny_folder
@@ -33,7 +33,7 @@ def test_weights_survive_fusing_and_splitting(family: str) -> None:
     config = random_config(family)
     tensors = random_tensors(config, seed=1)
     model = build_transformer(config, tensors, dtype=torch.float32, model_hash="")
-    back = to_tensors(model)
+    back = tensor_views(model)
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
 
