@@ -67,11 +67,7 @@ async def test_bytes_that_nobody_sent_stay_as_they_were(name: str) -> None:
 async def test_a_lease_that_is_granted_anew_at_once_is_untouched(name: str) -> None:
     """Where the receiver does not copy, peers must be still before bytes are granted anew."""
     async with receiver(name) as end:
-        first, grant = end.grant(100)
-        sender = end.transport.sender()
-        await sender.open(address=end.address, grant=grant)
-        await sender.write(0, b"1" * 50)
-        await until(lambda: end.bytes_of(first)[:50] == b"1" * 50)
+        first, sender = await end.half_written(b"1" * 100)
         end.slab.quarantine(first.slot, first.generation)
         end.slab.release(first.slot, first.generation)
         second, _ = end.grant(100)
@@ -85,11 +81,7 @@ async def test_a_lease_that_is_granted_anew_at_once_is_untouched(name: str) -> N
 @each_transport(without=("loopback",))
 async def test_damaged_bytes_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with receiver(name) as end:
-        lease, grant = end.grant(1_000)
-        sender = end.transport.sender()
-        await sender.open(address=end.address, grant=grant)
-        await sender.write(0, b"x" * 500)
-        await until(lambda: end.bytes_of(lease)[:500] == b"x" * 500)
+        lease, sender = await end.half_written(b"x" * 1_000)
         damage(end, name, monkeypatch, at=lease.offset + 500)
         with pytest.raises(HandoffError, match="checksum"):  # noqa: PT012  at the one or the other
             await sender.write(500, b"x" * 500)

@@ -155,11 +155,7 @@ async def test_a_stale_generation_is_refused_and_touches_nothing(name: str) -> N
 
 async def test_a_lease_that_ends_half_way_refuses_the_rest(name: str) -> None:
     async with receiver(name) as end:
-        first, grant = end.grant(100)
-        sender = end.transport.sender()
-        await sender.open(address=end.address, grant=grant)
-        await sender.write(0, b"1" * 50)
-        await until(lambda: end.bytes_of(first)[:50] == b"1" * 50)
+        first, sender = await end.half_written(b"1" * 100)
         end.slab.quarantine(first.slot, first.generation)
         with pytest.raises(StaleWriteError):
             await _write_until_refused(sender, offset=50)

@@ -11,6 +11,7 @@ from shared.kv.slab import Slab, SlabLease
 from shared.rpc.server import RpcServer, build_server
 from shared.transport.base import (
     Grant,
+    KvSender,
     KvTransport,
     LocalEndpoint,
     SlabWindow,
@@ -26,6 +27,7 @@ from shared.transport.probe_switch import ProbedLanding, ProbedWriter
 from shared.transport.registry import transport_registry
 from shared.types.model_identity import ModelIdentity
 from shared.types.topology import Topology
+from tests.support.waiting import until
 
 COPYING = ("loopback", "grpc")
 """Transports whose receiver copies each chunk, and can refuse it."""
@@ -128,6 +130,16 @@ class Receiver:
             incarnation=INCARNATION,
             token=TOKEN,
         )
+
+    async def half_written(self, payload: bytes) -> tuple[SlabLease, KvSender]:
+        """A lease of the size of `payload` whose first half has landed, and its open sender."""
+        lease, grant = self.grant(len(payload))
+        half = len(payload) // 2
+        sender = self.transport.sender()
+        await sender.open(address=self.address, grant=grant)
+        await sender.write(0, memoryview(payload)[:half])
+        await until(lambda: self.bytes_of(lease)[:half] == payload[:half])
+        return lease, sender
 
     def bytes_of(self, lease: SlabLease) -> bytes:
         return bytes(self.slab.view(lease.slot, lease.generation, 0, lease.nbytes))
