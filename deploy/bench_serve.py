@@ -1,7 +1,7 @@
 """`tandem bench serve`, `arms` and `witness`: load on a running gateway, by Locust."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadtest.load.__main__ import main
@@ -54,14 +54,9 @@ def run_arms(
     Returns:
         Exit code: the worst run's, or that of arms that could not be run.
     """
-    file = out / ARMS_FILE
-    before = file.exists()
     own = ["--host", host, "--out", str(out), "--arms", arms, "--repeats", str(repeats)]
     own += ["--colocated-host", colocated_host] if colocated_host else []
-    code = main(["arms", *own, *flags])
-    if as_json and file.exists() and not before:
-        print(file.read_text(encoding="utf-8"), end="")
-    return code
+    return _shown(lambda: main(["arms", *own, *flags]), file=out / ARMS_FILE, as_json=as_json)
 
 
 def run_witness(*, host: str, out: Path, flags: Sequence[str], as_json: bool) -> int:
@@ -76,9 +71,14 @@ def run_witness(*, host: str, out: Path, flags: Sequence[str], as_json: bool) ->
     Returns:
         Exit code: the verdict's, or that of a comparison that could not be made.
     """
-    file = out / WITNESS_FILE
+    own = ["--host", host, "--out", str(out)]
+    return _shown(lambda: witness_main([*own, *flags]), file=out / WITNESS_FILE, as_json=as_json)
+
+
+def _shown(run: Callable[[], int], *, file: Path, as_json: bool) -> int:
+    """Runs, and prints the file that the run wrote if asked to; returns the run's exit code."""
     before = file.exists()
-    code = witness_main(["--host", host, "--out", str(out), *flags])
+    code = run()
     if as_json and file.exists() and not before:
         print(file.read_text(encoding="utf-8"), end="")
     return code
