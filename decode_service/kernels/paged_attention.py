@@ -143,14 +143,6 @@ def _check(q_BHD: Tensor, keys: Tensor, values: Tensor) -> None:
 
 
 @triton.jit
-def _add_block(out, total, keep, logits, top, v):
-    """Weighted values and weights with one more block; `keep` rescales what was before."""
-    p = tl.exp2(logits - top[:, None])
-    out = tl.dot(p.to(v.dtype), v, out * keep[:, None], input_precision="ieee")
-    return out, total * keep + tl.sum(p, 1)
-
-
-@triton.jit
 def _attend_tokens(
     q,
     kv,

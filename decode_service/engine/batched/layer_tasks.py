@@ -40,11 +40,6 @@ class BatchLayers:
     """The cache's split: layers 0..whole_layers-1 are in the FRONT group."""
 
     @property
-    def num_classes(self) -> int:
-        """Slot classes."""
-        return max(self.classes) + 1
-
-    @property
     def mapped_classes(self) -> tuple[int, ...]:
         """Classes whose rows may hold a part of their prompt, where a choice needs to know which.
 
