@@ -126,10 +126,15 @@ def project_scores(board: Board, lengths_B: Tensor, *, scores_BU: Tensor) -> Non
 
 
 @triton.jit
-def _positions(t, inside, positions_ptr, slots, prompt):
-    """Positions of slots of one row; its map is not read where it would say slot = position."""
+def _positions(row, t, inside, maps):
+    """Positions of slots of one row; its map is not read where it would say slot = position.
+
+    `maps` is (positions, stride of a row, slots, prompt), as `PositionMaps` holds them.
+    """
+    positions_ptr, stride, slots_ptr, prompt_ptr = maps
+    slots, prompt = tl.load(slots_ptr + row), tl.load(prompt_ptr + row)
     mapped = inside & (t < slots) & (slots != prompt)
-    listed = tl.load(positions_ptr + t, mask=mapped, other=0)
+    listed = tl.load(positions_ptr + row * stride + t, mask=mapped, other=0)
     return tl.where(mapped, listed, t - slots + prompt)
 
 
@@ -184,8 +189,8 @@ def _score_tile(
         offset = tl.load(offsets_ptr + head * SPLITS + piece, mask=inside, other=0.0)
         score = tl.maximum(score, tl.exp2(logit + (offset - tl.load(lse_ptr + head))))
     if BOARD:
-        slots, prompt = tl.load(slots_ptr + row), tl.load(prompt_ptr + row)
-        at_position = _positions(t, inside, positions_ptr + row * positions_stride, slots, prompt)
+        maps = (positions_ptr, positions_stride, slots_ptr, prompt_ptr)
+        at_position = _positions(row, t, inside, maps)
         tl.store(board_ptr + row * board_stride + at_position, score, mask=inside)
     _store_page_sums(scores_ptr + row * scores_stride, score, first, length, TILE, PAGE)
 
@@ -211,7 +216,7 @@ def _project_tile(
         return
     t = first + tl.arange(0, TILE)
     inside = t < length
-    slots, prompt = tl.load(slots_ptr + row), tl.load(prompt_ptr + row)
-    at_position = _positions(t, inside, positions_ptr + row * positions_stride, slots, prompt)
+    maps = (positions_ptr, positions_stride, slots_ptr, prompt_ptr)
+    at_position = _positions(row, t, inside, maps)
     score = tl.load(board_ptr + row * board_stride + at_position, mask=inside, other=0.0)
     _store_page_sums(scores_ptr + row * scores_stride, score, first, length, TILE, PAGE)
