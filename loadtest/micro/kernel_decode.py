@@ -23,7 +23,7 @@ from decode_service.kernels.select_pages import Budgets, ChosenPages, select_pag
 from decode_service.kernels.split_plan import SplitPlan, plan_splits
 from loadtest.micro.kernel_parity import relative_error, require_small
 from loadtest.micro.kernel_timing import against_memory, time_on_gpu
-from shared.kv.geometry import PAGE_SIZE
+from shared.kv.geometry import PAGE_SIZE, pages_for
 
 _DELTA_LAYERS = 3
 _CHECKED_ROWS = 4
@@ -51,7 +51,7 @@ class DecodeShape:
     @property
     def pages(self) -> int:
         """Pages of a row."""
-        return -(-self.tokens // PAGE_SIZE)
+        return pages_for(self.tokens)
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
         """Keys and values of `tokens` tokens of every row."""
@@ -232,7 +232,7 @@ def check_decode(case: DecodeCase) -> dict[str, float]:
     lengths = [max(1, case.shape.tokens - 37 * row) for row in range(case.shape.batch)]
     case.tables.lengths_B.copy_(torch.tensor(lengths))
     for row, length in enumerate(lengths):
-        free = case.tables.pages_BM[row, -(-length // PAGE_SIZE) :].long()
+        free = case.tables.pages_BM[row, pages_for(length) :].long()
         partly = case.tables.pages_BM[row, (length - 1) // PAGE_SIZE]
         for memory in (keys, values):
             memory[free] = torch.nan
@@ -279,7 +279,7 @@ def _row_errors(case: DecodeCase, row: int, length: int) -> Iterator[tuple[str, 
 def _attention(case: DecodeCase, row: int, pages_M: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Output [H, D] and probabilities [H, T] in float64."""
     keys, values = case.kv[0]
-    pages = pages_M[: -(-length // PAGE_SIZE)].long()
+    pages = pages_M[: pages_for(length)].long()
     k_TGD, v_TGD = (x[pages].flatten(0, 1)[:length].double() for x in (keys, values))
     q_GQD = case.q_BHD[row].double().reshape(case.shape.kv_heads, -1, case.shape.head_dim)
     logits_GQT = torch.einsum("gqd,tgd->gqt", q_GQD, k_TGD) * case.shape.head_dim**-0.5
