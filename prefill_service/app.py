@@ -16,7 +16,6 @@ from prefill_service.engine.engine import PrefillEngine
 from prefill_service.engine.publisher import CardPublisher
 from prefill_service.engine.readiness import ReadinessBoard
 from prefill_service.engine.recorder import MetricsRecorder
-from prefill_service.engine.warm_up import warm_up, warm_up_tokens
 from prefill_service.engine.watchdog import Watchdog
 from prefill_service.parts import Parts
 from prefill_service.rpc.services import SERVICE_NAMES, add_services
@@ -93,12 +92,7 @@ class PrefillApp:
                 config=config_fingerprint(config),
             )
         with self._board.startup("loading", "warm-up"):
-            await asyncio.to_thread(
-                warm_up,
-                parts.runner,
-                planner=parts.planner,
-                tokens=min(warm_up_tokens(config.device), parts.limits.max_model_len - 1),
-            )
+            await asyncio.to_thread(parts.warm_up)
         with self._board.startup("starting", "serving"):
             await self._serve(rpc, parts)
         with self._board.startup("starting", "register"):

@@ -20,7 +20,6 @@ from starlette.routing import Route
 from prefill_service.config import PrefillConfig
 from prefill_service.engine.attention import probe_for
 from prefill_service.engine.recorder import MetricsRecorder
-from prefill_service.engine.warm_up import warm_up, warm_up_tokens
 from prefill_service.engine.watchdog import Watchdog
 from prefill_service.parts import Parts
 from prefill_service.rpc.services import PREFILL_NAME, add_prefill_service
@@ -121,12 +120,7 @@ class LocalPrefill:
             version=parts.info.version,
             config=config_fingerprint(self.config),
         )
-        await asyncio.to_thread(
-            warm_up,
-            parts.runner,
-            planner=parts.planner,
-            tokens=min(warm_up_tokens(self.config.device), parts.limits.max_model_len - 1),
-        )
+        await asyncio.to_thread(parts.warm_up)
         add_prefill_service(
             server, engine=parts.engine, limits=parts.limits, grammars=parts.grammars
         )

@@ -14,6 +14,7 @@ from prefill_service.engine.recorder import MetricsRecorder
 from prefill_service.engine.runner import PrefillRunner
 from prefill_service.engine.sender import Links
 from prefill_service.engine.services import Services, profile_planner
+from prefill_service.engine.warm_up import warm_up, warm_up_tokens
 from prefill_service.rpc.control import CAPABILITIES
 from prefill_service.rpc.decode_client import DecodeClient, SameProcessClient
 from prefill_service.rpc.lanes import open_lanes
@@ -159,6 +160,11 @@ class Parts:
             speed=speed,
             recorder=owner.recorder,
         )
+
+    def warm_up(self) -> None:
+        """Runs a first prompt, so that no caller pays for first-time work; blocks."""
+        tokens = min(warm_up_tokens(self.info.device), self.limits.max_model_len - 1)
+        warm_up(self.runner, planner=self.planner, tokens=tokens)
 
     async def close(self) -> None:
         """Ends the engine and drops every connection."""
