@@ -45,11 +45,10 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 {{- range $role := list "prefill" "decode" -}}
 {{- $worker := index $v $role -}}
-{{- if and (eq $v.workers "disaggregatedSet") (or (ne $worker.autoscaling.kind "none") (ne $worker.strategy.type "RollingUpdate")) -}}
+{{- $scaling := $worker.autoscaling -}}
+{{- if and (eq $v.workers "disaggregatedSet") (or (ne $scaling.kind "none") (ne $worker.strategy.type "RollingUpdate")) -}}
 {{- fail (printf "workers disaggregatedSet has a fixed number of replicas and rolls them: set %s.autoscaling.kind to none and %s.strategy.type to RollingUpdate, or workers to deployments" $role $role) -}}
-{{- end -}}{{- end -}}
-{{- range $role := list "prefill" "decode" -}}
-{{- $scaling := (index $v $role).autoscaling -}}
+{{- end -}}
 {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
 {{- fail (printf "%s.autoscaling.minReplicas is above maxReplicas" $role) -}}
 {{- end -}}{{- end -}}
