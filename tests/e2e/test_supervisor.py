@@ -76,9 +76,8 @@ def test_second_signal_kills_what_the_first_would_finish(tiny_model_dir):
         body["ignore_eos"] = True
         with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=60) as response:
             assert next(response.iter_lines()).startswith("data: ")
-            os.kill(
-                up.pid(ROLE_MODULES["decode"]), signal.SIGSTOP
-            )  # the answer never ends by itself
+            # The answer never ends by itself.
+            os.kill(up.pid(ROLE_MODULES["decode"]), signal.SIGSTOP)
             up.process.send_signal(signal.SIGINT)
             wait_for_text(up, "stopping gateway")
             assert up.process.poll() is None
