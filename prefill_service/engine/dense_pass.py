@@ -8,39 +8,17 @@ Shapes: T tokens, W window rows, H query heads, G KV heads, D head size, E hidde
 vocabulary.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from prefill_service.engine.layer_steps import KvShape, LayerKv, LayerRun, LayerSteps
-from shared.model.attention import PrefillAttention
+from prefill_service.engine.layer_steps import LayerKv, LayerRun, LayerSteps, drop_block
 from shared.model.rope import RopeTable
 from shared.model.transformer import Transformer
 
 _LOGIT_ROWS = 512
 """Rows whose logits exist at once."""
-
-
-def layer_steps(
-    model: Transformer,
-    *,
-    attention: PrefillAttention,
-    chunk_tokens: int,
-    check: Callable[[], None],
-) -> LayerSteps:
-    """The ways to run a layer of `model`."""
-    config = model.config
-    return LayerSteps(
-        attention=attention,
-        kv_shape=KvShape(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
-        chunk_tokens=chunk_tokens,
-        check=check,
-    )
-
-
-def drop_block(_first_slot: int, _k_BGD: Tensor, _v_BGD: Tensor) -> None:
-    """A block sink for layers whose KV leaves later or not at all."""
 
 
 class DensePass:

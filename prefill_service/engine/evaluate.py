@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from prefill_service.engine.dense_pass import DensePass, layer_steps
+from prefill_service.engine.dense_pass import DensePass
 from prefill_service.engine.family import EvaluatedPrompt, Family, LayerCache, Variant
+from prefill_service.engine.layer_steps import LayerSteps
 from prefill_service.engine.prompt_view import DenseView
 from prefill_service.engine.runner import checked_ids
 from prefill_service.ranking.base import SideInputs
@@ -99,7 +100,9 @@ def each_variant(
     with sdpa_kernel(_KERNELS):
         dense = DensePass(
             model,
-            steps=layer_steps(model, attention=attention, chunk_tokens=ONE_BLOCK, check=check),
+            steps=LayerSteps(
+                attention=attention, config=model.config, chunk_tokens=ONE_BLOCK, check=check
+            ),
             ids_T=ids_T,
             depth=max(variant.depth for variant in built),
             inputs={variant.params.pruning_layer for variant in built},

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shared.model.attention import PrefillAttention
+from shared.model.config import ModelConfig
 from shared.model.layers import DecoderLayer
 from shared.model.rope import RopeTable
 
@@ -73,28 +74,13 @@ class PromptSteps(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvShape:
-    """What a layer's keys look like."""
-
-    num_kv_heads: int
-    """G."""
-    head_dim: int
-    """D."""
-
-    def empty(self, num_tokens: int, *, like: Tensor) -> LayerKv:
-        """Room for the keys and values of `num_tokens` tokens, in the type and place of `like`."""
-        shape = (num_tokens, self.num_kv_heads, self.head_dim)
-        return LayerKv(k_TGD=like.new_empty(shape), v_TGD=like.new_empty(shape))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSteps:
     """Runs layers for one prompt through PyTorch: on a CPU, and as the reference of others."""
 
     attention: PrefillAttention
     """The backend."""
-    kv_shape: KvShape
-    """Shape of keys and values."""
+    config: ModelConfig
+    """Of the model whose layers are run."""
     chunk_tokens: int
     """Tokens of a block."""
     check: Callable[[], None]
@@ -115,7 +101,7 @@ class LayerSteps:
             Its keys and values, and the queries of the last `window` tokens [window, H, D].
         """
         num_tokens = x_TE.shape[0]
-        kv = self.kv_shape.empty(num_tokens, like=x_TE)
+        kv = self._kv_room(x_TE)
         windows: list[Tensor] = []
         for rows in blocks(num_tokens, self.chunk_tokens, check=self.check):
             q_BHD, k_BGD, v_BGD = layer.qkv(x_TE[rows], rope.rows(rows))
@@ -129,7 +115,7 @@ class LayerSteps:
         self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, sink: BlockSink
     ) -> LayerKv:
         """Only the keys and values of a layer, for every token."""
-        kv = self.kv_shape.empty(x_TE.shape[0], like=x_TE)
+        kv = self._kv_room(x_TE)
         for rows in blocks(x_TE.shape[0], self.chunk_tokens, check=self.check):
             k_BGD, v_BGD = layer.kv(x_TE[rows], rope.rows(rows))
             _store(kv, rows, k_BGD, v_BGD, sink=sink)
@@ -164,6 +150,15 @@ class LayerSteps:
             )
             out_NE[rows] = layer.finish(x_NE[rows], attn_BHD)
         return out_NE
+
+    def _kv_room(self, x_TE: Tensor) -> LayerKv:
+        """Room for the keys and values of every token, in the type and place of `x_TE`."""
+        shape = (x_TE.shape[0], self.config.num_kv_heads, self.config.head_dim)
+        return LayerKv(k_TGD=x_TE.new_empty(shape), v_TGD=x_TE.new_empty(shape))
+
+
+def drop_block(_first_slot: int, _k_BGD: Tensor, _v_BGD: Tensor) -> None:
+    """A block sink for layers whose KV leaves later or not at all."""
 
 
 def blocks(num_tokens: int, chunk_tokens: int, *, check: Callable[[], None]) -> Iterator[slice]:

@@ -6,8 +6,8 @@ Shapes: T tokens, J steps, H query heads, G KV heads, D head size, L prompt toke
 import torch
 from torch import Tensor
 
-from prefill_service.engine.dense_pass import DensePass, layer_steps
-from prefill_service.engine.layer_steps import LayerKv
+from prefill_service.engine.dense_pass import DensePass
+from prefill_service.engine.layer_steps import LayerKv, LayerSteps
 from prefill_service.ranking.base import Observation
 from shared.errors import ConfigError
 from shared.model.transformer import Transformer
@@ -58,9 +58,9 @@ def draft_queries(draft: Transformer, *, dense: DensePass, steps: int) -> list[O
     """
     own = DensePass(
         draft,
-        steps=layer_steps(
-            draft,
+        steps=LayerSteps(
             attention=dense.steps.attention,
+            config=draft.config,
             chunk_tokens=dense.steps.chunk_tokens,
             check=dense.steps.check,
         ),

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from prefill_service.engine.layer_steps import (
-    KvShape,
     LayerKv,
     LayerRun,
     LayerSteps,
     PromptSteps,
+    drop_block,
 )
 from prefill_service.engine.pace import Pace, mark_for
 from prefill_service.engine.plan import PromptPlan
@@ -164,7 +164,7 @@ class PrefillRunner:
             )
         return LayerSteps(
             attention=self._attention,
-            kv_shape=KvShape(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
+            config=config,
             chunk_tokens=self._chunk_tokens,
             check=check,
         )
@@ -260,7 +260,7 @@ class _PromptRun:
     def _sink(self, index: int) -> Callable[[int, Tensor, Tensor], None]:
         """Where a layer's blocks go: to the observer, or nowhere if a selection leaves later."""
         if index in self._plan.held_layers or index in self._plan.trimmed_layers:
-            return _drop_block
+            return drop_block
 
         def emit(first_slot: int, k_BGD: Tensor, v_BGD: Tensor) -> None:
             self._emit(
@@ -317,10 +317,6 @@ class _PromptRun:
         self._observer.kv_final(
             layer=index, first_slot=first_slot, keys_NGD=keys_NGD, values_NGD=values_NGD
         )
-
-
-def _drop_block(_first_slot: int, _k_BGD: Tensor, _v_BGD: Tensor) -> None:
-    """A selection of this layer leaves later."""
 
 
 def checked_ids(token_ids: Sequence[int], model: Transformer) -> Tensor:
