@@ -1,4 +1,4 @@
-"""Host copy of one prompt's slab: filled by the engine thread, read by deliveries on the loop.
+"""Host copy of one prompt's slab: filled by its `SlabWriter`'s thread, read on the loop.
 
 It is as large as the handoff and allocated before the prompt runs, so a slow peer can neither make
 memory grow nor hold the engine thread; a second delivery reads the same bytes again.
@@ -60,7 +60,7 @@ class HostSlab:
         return self._complete
 
     def settle(self, layout: SlabLayout) -> None:
-        """Takes the final layout, with fewer slots where nothing was written; engine thread only.
+        """Takes the final layout, fewer slots where nothing was written; the writing thread only.
 
         Raises:
             InternalError: it is larger, or moves what was written.
@@ -82,7 +82,7 @@ class HostSlab:
     def write_kv(
         self, *, layer: int, first_slot: int, keys_NGD: torch.Tensor, values_NGD: torch.Tensor
     ) -> None:
-        """Copies slots first_slot.. of one layer, [N, G, D] each; engine thread only."""
+        """Copies slots first_slot.. of one layer, [N, G, D] each; the writing thread only."""
         segment = self._kv_segments[layer]
         count = keys_NGD.shape[0]
         slots = segment.length // self._geometry.token_bytes
@@ -107,14 +107,14 @@ class HostSlab:
             self._checksum(segment)
 
     def write_positions(self, *, layout: int, positions_RN: torch.Tensor) -> None:
-        """Copies the positions of one layout, int32 [R, N]; engine thread only."""
+        """Copies the positions of one layout, int32 [R, N]; the writing thread only."""
         segment = self.layout.positions_segment(layout)
         self._typed(segment, torch.int32).view(positions_RN.shape).copy_(positions_RN)
         self._publish((segment.offset, segment.length))
         self._checksum(segment)
 
     def finish(self) -> None:
-        """Marks every range as final; engine thread only.
+        """Marks every range as final, once nothing is written any more; engine thread only.
 
         Raises:
             InternalError: a segment never came.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.pace import Mark, mark_for
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.runner import KvObserver
 
@@ -85,6 +86,7 @@ class DeviceSlabWriter:
     ) -> None:
         self._direct = DirectSlabWriter(slab, progressed=progressed)
         self._device = device
+        self._mark = mark_for(device)
         self._pieces: queue.Queue[_Piece | None] = queue.Queue(maxsize=_WAITING)
         self._error: Exception | None = None
         self._dropping = False
@@ -130,11 +132,7 @@ class DeviceSlabWriter:
             self._thread.join()
 
     def _put(self, write: Callable[[], None]) -> None:
-        computed = None
-        if self._device.type == "cuda":
-            computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            computed.record()
-        self._pieces.put(_Piece(write, computed))
+        self._pieces.put(_Piece(write, None if self._mark is None else self._mark()))
 
     @torch.inference_mode()
     def _copy(self) -> None:
@@ -156,9 +154,9 @@ class DeviceSlabWriter:
 
 
 class _Piece:
-    """One write, and the event of the device's stream after which its tensors are computed."""
+    """One write, and the mark after which its tensors are computed."""
 
-    def __init__(self, write: Callable[[], None], computed: "torch.cuda.Event | None") -> None:
+    def __init__(self, write: Callable[[], None], computed: Mark | None) -> None:
         self._write = write
         self._computed = computed
 

@@ -10,13 +10,16 @@ from shared.types.handoff import HandoffKey
 from shared.types.options import RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions
 
-WARM_UP_TOKENS = 32
-"""Enough for every kind of work that a prompt makes."""
+_CPU_TOKENS = 32
+"""Enough for every kind of work that a prompt makes on a CPU."""
+
+_DEVICE_TOKENS = 2048
+"""Enough to be pruned by every profile, so that kernels compile."""
 
 
 def warm_up_tokens(device: str) -> int:
-    """Tokens of the first prompt: on a CUDA device enough to be pruned, so that kernels compile."""
-    return 2048 if device.startswith("cuda") else 32
+    """Tokens of the first prompt on a device."""
+    return _DEVICE_TOKENS if device.startswith("cuda") else _CPU_TOKENS
 
 
 def warm_up(runner: PrefillRunner, *, planner: Planner, tokens: int) -> None:
