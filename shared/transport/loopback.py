@@ -1,4 +1,7 @@
-"""The in-process transport: writes straight into a receiver of this process (tests and tools)."""
+"""The in-process transport: writes straight into a receiver of this process.
+
+For a decode worker that reads prompts itself, and for tests.
+"""
 
 import asyncio
 import time

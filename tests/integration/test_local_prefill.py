@@ -153,7 +153,7 @@ async def test_a_drain_finishes_what_was_begun_and_takes_nothing_new(
         assert server.present_load().local_prefill_tokens == 0
         await until(lambda: pool.gateway.workers.readers() == 0)
         refused = await pool.http.post("/v1/completions", json=pool.body(stream=False))
-        assert refused.status_code == 503
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         blocks.gate.open_for_good()
         answer = await asked
         assert (answer.text, answer.error) == (right.text, None)
