@@ -153,7 +153,8 @@ def read_report(file: Path, *, span_s: float) -> Report:
         found = json.loads(file.read_text(encoding="utf-8"))
         (benchmark,) = found["benchmarks"]
         by_status = benchmark["requests"]
-        begun = min(row["request_start_time"] for row in by_status["successful"])
+        starts = [row["request_start_time"] for row in by_status["successful"]]
+        begun = min(starts, default=0.0)
         end = begun + span_s + TAIL_S / 2
         done = [row for row in by_status["successful"] if row["request_start_time"] < end]
         sample = Sample(

@@ -155,6 +155,17 @@ def test_a_report_of_another_form_is_told_apart(text: str, tmp_path: Path) -> No
         read_report(file, span_s=4.0)
 
 
+def write_report(tmp_path: Path, **requests: list[dict[str, Any]]) -> Path:
+    by_status: dict[str, Any] = {"successful": [], "errored": [], "incomplete": []}
+    report = {
+        "metadata": {"guidellm_version": "0.8.1"},
+        "benchmarks": [{"requests": by_status | requests}],
+    }
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report))
+    return file
+
+
 def test_the_request_after_the_last_does_not_count(tmp_path: Path) -> None:
     row = {
         "time_to_first_token_ms": 500, "request_dispatch_delay": 0.0,
@@ -162,10 +173,11 @@ def test_the_request_after_the_last_does_not_count(tmp_path: Path) -> None:
     }  # fmt: skip
     starts = (100.0, 104.0, 104.0 + TAIL_S)
     done = [row | {"request_start_time": start} for start in starts]
-    report = {
-        "metadata": {"guidellm_version": "0.8.1"},
-        "benchmarks": [{"requests": {"successful": done, "errored": [], "incomplete": []}}],
-    }
-    file = tmp_path / "report.json"
-    file.write_text(json.dumps(report))
+    file = write_report(tmp_path, successful=done)
     assert read_report(file, span_s=4.0).sample.tokens == ((10, 4), (10, 4))
+
+
+def test_a_run_in_which_all_requests_failed_is_told_so(tmp_path: Path) -> None:
+    theirs = read_report(write_report(tmp_path, errored=[{}, {}]), span_s=4.0).sample
+    with pytest.raises(UnavailableError, match="of theirs, 0 finished and 2 failed"):
+        check_same_work(sample(1.0, 1.0), theirs, planned=2, repeat=0)
