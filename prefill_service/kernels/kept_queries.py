@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from shared.errors import ConfigError
+from shared.model.exact_attention import HEAD_SIZES
 
 _LOG2_E = math.log2(math.e)
 
@@ -60,7 +61,7 @@ def kept_queries_attention(
     """
     keys, values = kv_SGD
     num_queries, heads, head_dim = q_THD.shape
-    if head_dim not in (16, 32, 64, 128, 256):
+    if head_dim not in HEAD_SIZES:
         raise ConfigError(
             f"attention of kept queries on Triton takes head sizes 16 to 256 in powers of two, not "
             f"{head_dim}: use the torch backend"

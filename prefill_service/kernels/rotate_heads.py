@@ -13,9 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from shared.errors import ConfigError
-
-HEAD_SIZES = (16, 32, 64, 128, 256)
-"""Head sizes of the kernels of a prompt's pass."""
+from shared.model.exact_attention import HEAD_SIZES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

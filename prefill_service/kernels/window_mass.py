@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.errors import ConfigError
+from shared.model.exact_attention import HEAD_SIZES
 
 _LOG2_E = math.log2(math.e)
 _LEAST_ROWS = 16
@@ -107,7 +108,7 @@ def window_mass(
 
 def _check(q_WHD: Tensor, k_LGD: Tensor, *, rows: int) -> None:
     head_dim = q_WHD.shape[2]
-    if rows > _MOST_ROWS or head_dim not in (16, 32, 64, 128, 256):
+    if rows > _MOST_ROWS or head_dim not in HEAD_SIZES:
         raise ConfigError(
             f"window scoring on Triton takes at most {_MOST_ROWS} window rows a KV head and head "
             f"sizes 16 to 256 in powers of two, not {rows} rows of {head_dim}: shorten the window "

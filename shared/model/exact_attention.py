@@ -16,6 +16,9 @@ from torch import Tensor
 
 from shared.model.config import ModelConfig
 
+HEAD_SIZES = (16, 32, 64, 128, 256)
+"""Head sizes of our own kernels around these."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:

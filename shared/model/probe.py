@@ -13,7 +13,7 @@ import torch
 from shared.errors import ConfigError
 from shared.model.attention import PrefillAttention, TorchAttention
 from shared.model.device_attention import DeviceAttention
-from shared.model.exact_attention import HeadShape
+from shared.model.exact_attention import HEAD_SIZES, HeadShape
 from shared.model.kernel_choice import KernelChoice, choose_kernels
 from shared.registry.registry import Registry
 
@@ -25,9 +25,6 @@ TRITON = "triton"
 
 _PACKAGES = {TRITON: "triton", "flashinfer": "flashinfer", "flash_attn": "flash_attn"}
 """Backends that need a CUDA device and a package of their own."""
-
-_HEAD_SIZES = (16, 32, 64, 128, 256)
-"""Head sizes that our kernels were written for."""
 
 _UNMEASURED = "no prefill kernel was measured here: only a prefill worker measures them"
 
@@ -79,7 +76,7 @@ def probe_attention(
     Raises:
         ConfigError: a backend was asked for by name that cannot run here; the text says why.
     """
-    if requested not in (AUTO, TRITON, *_PACKAGES):
+    if requested not in (AUTO, *_PACKAGES):
         backends().get(requested)
     if shape is not None and requested in (AUTO, TRITON):
         reason = _why_no_triton(device, shape)
@@ -129,8 +126,8 @@ def _why_no_triton(device: torch.device, shape: HeadShape) -> str | None:
         return missing
     if shape.dtype not in (torch.bfloat16, torch.float16):
         return f"the fast kernels take 16-bit types, and the model is {shape.dtype}"
-    if shape.head_dim not in _HEAD_SIZES:
-        return f"head size {shape.head_dim} is not one of {', '.join(map(str, _HEAD_SIZES))}"
+    if shape.head_dim not in HEAD_SIZES:
+        return f"head size {shape.head_dim} is not one of {', '.join(map(str, HEAD_SIZES))}"
     return None
 
 
