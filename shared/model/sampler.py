@@ -70,7 +70,7 @@ def sample(  # noqa: PLR0913 - one name for each fact that a draw depends on
         generated_ids=generated_ids,
         banned_ids=banned_ids,
     )
-    return _sample_row(logits_V, row)
+    return sample_rows(logits_V[None], [row])[0]
 
 
 def best_tokens(logits_BV: Tensor) -> Tensor:
@@ -145,10 +145,7 @@ def _best_of(
 
 
 def _sample_row(logits_V: Tensor, row: DrawRow) -> SampledToken:
-    if plain_greedy(row):
-        best, token = logits_V.max(dim=-1)
-        _check([float(best)])
-        return SampledToken(token_id=int(token))
+    """Draws for a row that asks for more than the highest logit."""
     scores_V = _adjusted(logits_V, row)
     token_id = int(scores_V.argmax()) if row.params.temperature <= 0.0 else _draw(scores_V, row)
     if row.params.logprobs is None:
