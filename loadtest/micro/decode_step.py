@@ -21,9 +21,10 @@ import torch
 import triton
 
 from loadtest.micro.gpu_facts import gpu_facts
+from loadtest.micro.models import random_on_device
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_rows import CaseRows
-from loadtest.micro.step_shapes import CASES, TINY, StepCase, random_weights
+from loadtest.micro.step_shapes import CASES, TINY, StepCase
 from loadtest.micro.step_times import against_bytes, time_parts, time_steps
 from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer
@@ -78,7 +79,7 @@ def check_tiny(
     *, device: torch.device, dtype: torch.dtype, steps: int
 ) -> dict[str, dict[str, float]]:
     """Errors of a tiny model over `steps` steps, by arm; see `StepCheck.run`."""
-    model = random_weights(TINY.config, device=device, dtype=dtype)
+    model = random_on_device(TINY.config, device=device, dtype=dtype)
     held = CaseRows(model, TINY)
     exact = None if dtype is torch.float32 else Float32Twin(model, held, rows=TINY.batch)
     check = StepCheck(model, held, TINY, checked_rows=TINY.batch, exact=exact)
@@ -91,7 +92,8 @@ def time_case(
     """Everything about one batch."""
     gc.collect()
     torch.cuda.empty_cache()  # of the case before
-    model = random_weights(case.config, device=device, dtype=torch.bfloat16)
+    model = random_on_device(case.config, device=device, dtype=torch.bfloat16)
+    torch.cuda.empty_cache()  # of matrices that were fused
     held = CaseRows(model, case)
     errors = _check_case(model, held, case)
     torch.cuda.empty_cache()

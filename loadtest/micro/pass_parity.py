@@ -7,14 +7,14 @@ they hold, and logits and KV by a reference that is given the tokens that were k
 Shapes: T tokens, N kept tokens, C candidates, V vocabulary.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from loadtest.micro.kernel_parity import LIMIT, relative_distance
-from loadtest.micro.pass_model import random_on_device
+from loadtest.micro.models import in_float32, random_on_device
 from prefill_service.engine.inspect import CapturedPrefill, capture_prefill
 from prefill_service.kernels.keep_highest import keep_highest
 from prefill_service.ranking.select import select_positions
@@ -22,7 +22,6 @@ from shared.errors import InternalError
 from shared.model.attention import PrefillAttention, TorchAttention
 from shared.model.config import ModelConfig
 from shared.model.exact_attention import HeadShape
-from shared.model.layers import LayerWeights
 from shared.model.probe import AttentionChoice
 from shared.model.random import random_config
 from shared.model.transformer import Transformer
@@ -130,7 +129,7 @@ def check_pass(
         InternalError: the device path is further off than it may be, or chose badly.
     """
     model = random_on_device(case.config, device=device, dtype=dtype)
-    exact = _in_float32(model)
+    exact = in_float32(model)
     generator = torch.Generator().manual_seed(case.tokens)
     ids = torch.randint(3, 512, (case.tokens,), generator=generator).tolist()
     ours = _run(model, ids, case, attention=choice.backend)
@@ -249,20 +248,3 @@ def _score_held(ours: CapturedPrefill, wanted: CapturedPrefill, scores_C: Tensor
 def _shared(first_N: Tensor, second_N: Tensor) -> float:
     """Share of equal positions."""
     return float(torch.isin(first_N, second_N).float().mean())
-
-
-def _in_float32(model: Transformer) -> Transformer:
-    """The same weights in float32."""
-
-    def layer(weights: LayerWeights) -> LayerWeights:
-        given = {field.name: getattr(weights, field.name) for field in fields(weights)}
-        return replace(weights, **{name: x.float() for name, x in given.items() if x is not None})
-
-    return Transformer(
-        model.config,
-        embedding_VE=model.embedding_VE.float(),
-        layers=[layer(each.weights) for each in model.layers],
-        norm_E=model.norm_E.float(),
-        head_VE=model.head_VE.float(),
-        model_hash="in float32",
-    )

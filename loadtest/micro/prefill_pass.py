@@ -22,8 +22,8 @@ import triton
 
 from loadtest.micro.gpu_facts import gpu_facts
 from loadtest.micro.kernel_parity import relative_distance
+from loadtest.micro.models import MODEL_SHAPES, random_on_device
 from loadtest.micro.pass_arms import FULL, Arm, claa, our_arms, peer_arms, summary, take_turns
-from loadtest.micro.pass_model import MODEL_SHAPES, random_on_device
 from loadtest.micro.pass_parity import (
     PASS_CASES,
     STRICT_CASES,

@@ -59,12 +59,18 @@ def random_model(
     )
 
 
-def random_tensors(config: ModelConfig, *, seed: int) -> dict[str, Tensor]:
-    """Float32 tensors under transformers' names."""
-    generator = torch.Generator().manual_seed(seed)
+def random_tensors(
+    config: ModelConfig,
+    *,
+    seed: int,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Tensor]:
+    """Tensors under transformers' names, drawn where and in the type that they will have."""
+    generator = torch.Generator(device).manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for name, shape in tensor_shapes(config).items():
-        noise = torch.randn(shape, generator=generator)
+        noise = torch.randn(shape, generator=generator, device=device, dtype=dtype)
         if name.endswith("norm.weight"):
             tensors[name] = 1.0 + 0.1 * noise
         elif len(shape) == 1:

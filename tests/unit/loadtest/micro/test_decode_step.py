@@ -5,9 +5,10 @@ import torch
 import triton
 
 from loadtest.micro import decode_step, step_parity
+from loadtest.micro.models import random_on_device
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_rows import ARMS, CaseRows
-from loadtest.micro.step_shapes import CASES, TINY, random_weights
+from loadtest.micro.step_shapes import CASES, TINY
 from loadtest.micro.step_times import _longest, _part_of, against_bytes
 from shared.errors import ConfigError, InternalError
 from tests.support.kernel_rows import DEVICE
@@ -17,7 +18,7 @@ on_cpu = pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU times whole mod
 
 @pytest.fixture(scope="module")
 def tiny():
-    model = random_weights(TINY.config, device=torch.device("cpu"), dtype=torch.float32)
+    model = random_on_device(TINY.config, device=torch.device("cpu"), dtype=torch.float32)
     return model, CaseRows(model, TINY)
 
 

@@ -1,14 +1,14 @@
-"""Models for the bench of a prompt's pass: the shape of one that exists, weights at random.
+"""Models that benches of kernels run: the shape of one that exists, weights at random."""
 
-Shapes: E hidden width, V vocabulary, D head size.
-"""
+from dataclasses import fields, replace
 
 import torch
-from torch import Tensor
 
 from shared.model.config import ModelConfig
 from shared.model.layers import LayerWeights
+from shared.model.random import random_tensors
 from shared.model.rope_config import RopeConfig, RopeKind
+from shared.model.state import build_transformer
 from shared.model.transformer import Transformer
 
 _LLAMA3 = RopeConfig(kind=RopeKind.LLAMA3, theta=500_000.0, factor=8.0, original_max_position=8192)
@@ -62,41 +62,28 @@ def random_on_device(
     config: ModelConfig, *, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> Transformer:
     """A model drawn on its device, where `random_model` would draw gigabytes on the host."""
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def matrix(rows: int, columns: int) -> Tensor:
-        empty = torch.empty((rows, columns), device=device, dtype=dtype)
-        return empty.normal_(std=columns**-0.5, generator=generator)
-
-    def ones(width: int) -> Tensor:
-        return torch.ones(width, device=device, dtype=dtype)
-
-    def biases(width: int) -> Tensor:
-        empty = torch.empty(width, device=device, dtype=dtype)
-        return empty.normal_(std=0.1, generator=generator)
-
-    e, d = config.hidden_size, config.head_dim
-    heads = (config.num_heads + 2 * config.num_kv_heads) * d
-
-    def layer() -> LayerWeights:
-        return LayerWeights(
-            input_norm_E=ones(e),
-            qkv=matrix(heads, e),
-            qkv_bias=biases(heads) if config.qkv_bias else None,
-            q_norm_D=ones(d) if config.qk_norm else None,
-            k_norm_D=ones(d) if config.qk_norm else None,
-            out=matrix(e, config.num_heads * d),
-            post_norm_E=ones(e),
-            gate_up=matrix(2 * config.intermediate_size, e),
-            down=matrix(e, config.intermediate_size),
-        )
-
-    embedding_VE = matrix(config.vocab_size, e)
-    return Transformer(
+    return build_transformer(
         config,
-        embedding_VE=embedding_VE,
-        layers=[layer() for _ in range(config.num_layers)],
-        norm_E=ones(e),
-        head_VE=embedding_VE if config.tie_embeddings else matrix(config.vocab_size, e),
+        random_tensors(config, seed=seed, device=device, dtype=dtype),
+        dtype=dtype,
         model_hash=f"random, seed {seed}",
+        device=str(device),
+    )
+
+
+def in_float32(model: Transformer) -> Transformer:
+    """The same weights, exactly, in float32."""
+
+    def wide(weights: LayerWeights) -> LayerWeights:
+        parts = {field.name: getattr(weights, field.name) for field in fields(weights)}
+        present = {name: part.float() for name, part in parts.items() if part is not None}
+        return replace(weights, **present)
+
+    return Transformer(
+        model.config,
+        embedding_VE=model.embedding_VE.float(),
+        layers=[wide(layer.weights) for layer in model.layers],
+        norm_E=model.norm_E.float(),
+        head_VE=model.head_VE.float(),
+        model_hash="random, in float32",
     )
