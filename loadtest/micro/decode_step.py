@@ -18,9 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
 
-from loadtest.micro.gpu_facts import gpu_facts
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_rows import CaseRows
@@ -52,8 +51,7 @@ def bench_steps(
         InternalError: the tiny model's steps by kernels are wrong on this device.
     """
     on_gpu = device.type == "cuda"
-    if not on_gpu and not triton.knobs.runtime.interpret:
-        raise ConfigError("without a GPU the interpreter runs kernels: set TRITON_INTERPRET=1")
+    require_kernels(device)
     chosen = {name: case for name, case in CASES.items() if only in name}
     if not chosen:
         raise ConfigError(f"no case has {only!r} in its name; run without --only to see them all")

@@ -1,4 +1,4 @@
-"""Where the figures of a GPU were taken; asked of torch, Triton and git alone."""
+"""Whether a machine runs kernels, and where figures were taken; asks torch, Triton, git alone."""
 
 import platform
 import subprocess
@@ -8,6 +8,18 @@ from typing import Any
 
 import torch
 import triton
+
+from shared.errors import ConfigError
+
+
+def require_kernels(device: torch.device) -> None:
+    """Checks that `device` is a GPU, or that Triton's interpreter stands in for one.
+
+    Raises:
+        ConfigError: neither is so.
+    """
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ConfigError("without a GPU the interpreter runs kernels: set TRITON_INTERPRET=1")
 
 
 def gpu_facts(module: str, device: torch.device) -> dict[str, Any]:

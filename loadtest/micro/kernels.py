@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 import triton
 
-from loadtest.micro.gpu_facts import gpu_facts
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels
 from loadtest.micro.kernel_compile import CompiledKernel, compiling_for
 from loadtest.micro.kernel_decode import (
     DecodeCase,
@@ -60,8 +60,7 @@ def bench_kernels(
         InternalError: a kernel is wrong on this device.
     """
     on_gpu = device.type == "cuda"
-    if not on_gpu and not triton.knobs.runtime.interpret:
-        raise ConfigError("without a GPU the interpreter runs kernels: set TRITON_INTERPRET=1")
+    require_kernels(device)
     dtype = torch.bfloat16 if on_gpu else torch.float32
     decode: dict[str, Any] = {}
     for name, shape in _chosen(ODD_DECODE_SHAPES, DECODE_SHAPES, only, on_gpu=on_gpu):

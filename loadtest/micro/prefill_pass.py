@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
-from loadtest.micro.gpu_facts import gpu_facts
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels
 from loadtest.micro.kernel_parity import relative_distance
 from loadtest.micro.models import MODEL_SHAPES, random_on_device
 from loadtest.micro.pass_arms import FULL, Arm, claa, our_arms, peer_arms, summary, take_turns
@@ -113,8 +112,7 @@ def bench_pass(
         ConfigError: the CPU without Triton's interpreter, or no such shape.
         InternalError: a result is wrong on this device.
     """
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise ConfigError("without a GPU the interpreter runs kernels: set TRITON_INTERPRET=1")
+    require_kernels(device)
     unknown = [name for name in plan.peer if name not in PEER_KERNELS]
     if unknown or plan.cases < 1 or min(plan.repeats) < 1:
         raise ConfigError(
