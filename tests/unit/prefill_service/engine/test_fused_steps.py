@@ -1,14 +1,15 @@
 """The CUDA path of the runner, kernels under Triton's interpreter, against the PyTorch path."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from prefill_service.engine.capture import CapturedKv
-from prefill_service.engine.plan import PromptPlan, plan_prompt
-from prefill_service.engine.runner import PrefillOutput, PrefillRunner
+from prefill_service.engine.inspect import CapturedPrefill, capture_prefill
+from prefill_service.engine.plan import plan_prompt
+from prefill_service.engine.runner import PrefillRunner
 from shared.errors import CancelledError
 from shared.model.attention import PrefillAttention, TorchAttention
 from shared.model.device_attention import DeviceAttention, KernelRange
@@ -50,13 +51,6 @@ def small(
     return random_model(replace(config, head_dim=head_dim), seed=5, device=str(DEVICE))
 
 
-@dataclass(frozen=True)
-class Ran:
-    plan: PromptPlan
-    output: PrefillOutput
-    kv: CapturedKv
-
-
 def run(
     model: Transformer,
     tokens: int,
@@ -65,23 +59,20 @@ def run(
     attention: PrefillAttention,
     chunk: int = 1 << 20,
     options: RequestOptions = NO_OPTIONS,
-) -> Ran:
+) -> CapturedPrefill:
     generator = torch.Generator().manual_seed(tokens)
     ids = torch.randint(3, 512, (tokens,), generator=generator).tolist()
-    plan = plan_prompt(
-        config=model.config,
-        geometry=model.geometry(),
+    return capture_prefill(
+        model,
+        attention=attention,
+        token_ids=ids,
         params=params,
+        chunk_tokens=chunk,
         options=options,
-        prompt_tokens=tokens,
     )
-    kv = CapturedKv(plan)
-    runner = PrefillRunner(model, attention=attention, chunk_tokens=chunk)
-    output = runner.run(token_ids=ids, plan=plan, observer=kv, stop=lambda: False)
-    return Ran(output.plan, output, kv)
 
 
-def assert_same(ours: Ran, wanted: Ran) -> None:
+def assert_same(ours: CapturedPrefill, wanted: CapturedPrefill) -> None:
     assert ours.plan == wanted.plan
     assert ours.output.kept_N.tolist() == wanted.output.kept_N.tolist()
     torch.testing.assert_close(ours.output.logits_V, wanted.output.logits_V, atol=2e-5, rtol=1e-4)
@@ -92,7 +83,9 @@ def assert_same(ours: Ran, wanted: Ran) -> None:
             torch.testing.assert_close(got, other, atol=2e-5, rtol=1e-4)
 
 
-def assert_equal_paths(model: Transformer, tokens: int, params: PruningParams, **how: Any) -> Ran:
+def assert_equal_paths(
+    model: Transformer, tokens: int, params: PruningParams, **how: Any
+) -> CapturedPrefill:
     ours = run(model, tokens, params, attention=fused(), **how)
     assert_same(ours, run(model, tokens, params, attention=TorchAttention(), **how))
     return ours
