@@ -21,7 +21,6 @@ from prefill_service.ranking.select import select_positions
 from shared.errors import InternalError
 from shared.model.attention import PrefillAttention, TorchAttention
 from shared.model.config import ModelConfig
-from shared.model.exact_attention import HeadShape
 from shared.model.probe import AttentionChoice
 from shared.model.random import random_config
 from shared.model.transformer import Transformer
@@ -177,11 +176,6 @@ def check_choice(*, rows: int, candidates: int, kept: int, device: torch.device)
             f"{kept} of {candidates} positions: {int((ours != slow).sum())} places differ from the "
             "slow twin: the selection kernel is wrong on this device; report this"
         )
-
-
-def head_shape(case: PassCase, dtype: torch.dtype) -> HeadShape:
-    """What its attention kernels are chosen by."""
-    return HeadShape.of(case.config, dtype)
 
 
 def _run(

@@ -28,10 +28,9 @@ from loadtest.micro.pass_parity import (
     STRICT_CASES,
     check_choice,
     check_pass,
-    head_shape,
 )
 from loadtest.micro.pass_peer import PEER_KERNELS
-from prefill_service.engine.fused_steps import DEVICE_CHUNK_TOKENS
+from prefill_service.config import PrefillConfig
 from shared.errors import ConfigError, InternalError
 from shared.model.device_attention import DeviceAttention, KernelRange
 from shared.model.exact_attention import HeadShape
@@ -80,7 +79,7 @@ class PassPlan:
     """Those of `keep` that prompts of more than 16k tokens run with, too."""
     repeats: tuple[int, ...] = (10, 10, 4)
     """Runs of each arm that count, by prompt; the last one stands for those that follow."""
-    chunk_tokens: int = DEVICE_CHUNK_TOKENS
+    chunk_tokens: int = PrefillConfig().device_chunk_tokens
     """Tokens of a block."""
     peer: tuple[str, ...] = tuple(PEER_KERNELS)
     """Kernels of transformers, which runs where it is installed."""
@@ -140,7 +139,7 @@ def parity(device: torch.device, *, cases: int, progress: Callable[[str], None])
     on_gpu = device.type == "cuda"
     for case in PASS_CASES[:cases] if on_gpu else PASS_CASES[-1:]:
         progress(f"parity {case.label}")
-        shape = head_shape(case, torch.bfloat16)
+        shape = HeadShape.of(case.config, torch.bfloat16)
         choice = probe_attention(device, requested=TRITON, shape=shape) if on_gpu else _plain()
         dtype = torch.bfloat16 if on_gpu else torch.float32
         found[case.label] = check_pass(case, choice=choice, device=device, dtype=dtype)

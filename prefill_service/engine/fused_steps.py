@@ -24,9 +24,6 @@ from shared.model.device_attention import DeviceAttention
 from shared.model.layers import DecoderLayer
 from shared.model.rope import RopeTable
 
-DEVICE_CHUNK_TOKENS = 16_384
-"""Tokens of a block on a CUDA device unless configured: 1.4 GB of activations at the 8B shape."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedLayerSteps:
