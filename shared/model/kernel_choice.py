@@ -75,10 +75,13 @@ def _chosen(
         if reason is not None:
             rejected[kernel.name] = reason
             continue
-        seconds[kernel.name] = {
-            tokens: _seconds(kernel, shape, device, tokens=tokens, timed=timed)
-            for tokens in lengths
-        }
+        try:
+            seconds[kernel.name] = {
+                tokens: _seconds(kernel, shape, device, tokens=tokens, timed=timed)
+                for tokens in lengths
+            }
+        except _FAILURES as error:
+            rejected[kernel.name] = f"it is right, but cannot be timed: {_said(error)}"
     working = [kernel for kernel in kernels if kernel.name in seconds]
     if not working:
         return KernelChoice(ranges=(), seconds=seconds, rejected=rejected)
@@ -135,8 +138,7 @@ def _fault(kernel: ExactKernel, shape: HeadShape, device: torch.device) -> str |
     try:
         out_PHD, lse_PH = kernel.attend(q, k, v, want_lse=True)
     except _FAILURES as error:
-        text = str(error).strip().splitlines()
-        return f"{type(error).__name__}: {text[0] if text else 'no message'}"
+        return _said(error)
     wanted_THD, wanted_TH = plain_attention(q[:tokens], k[:tokens], v[:tokens])
     off = _difference(out_PHD[:tokens], wanted_THD)
     if not off < LARGEST_ERROR:
@@ -146,6 +148,11 @@ def _fault(kernel: ExactKernel, shape: HeadShape, device: torch.device) -> str |
     if not off < LARGEST_ERROR:
         return f"its log-sum-exp is {off:.2g} off float32, {LARGEST_ERROR} is allowed"
     return None
+
+
+def _said(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no message'}"
 
 
 def _difference(got: Tensor, wanted: Tensor) -> float:

@@ -15,6 +15,7 @@ from shared.model.exact_attention import (
     HeadShape,
     SdpaFlashKernel,
 )
+from shared.model.kernel_choice import MEASURED_TOKENS as LENGTHS
 from shared.model.kernel_choice import choose_kernels
 from shared.model.plain_attention import PlainKernel, plain_attention
 
@@ -32,6 +33,7 @@ class Kernel:
     wrong_out: float = 0.0
     wrong_lse: float = 0.0
     error: Exception | None = None
+    longest: int | None = None
     lengths: list[int] = field(default_factory=list)
 
     def padded(self, tokens: int) -> int:
@@ -42,6 +44,8 @@ class Kernel:
     ) -> tuple[Tensor, Tensor | None]:
         if self.error is not None:
             raise self.error
+        if self.longest is not None and q_PHD.shape[0] - 3 > self.longest:
+            raise RuntimeError("out of memory")
         self.lengths.append(q_PHD.shape[0] - 3)
         if q_PHD.shape[0] > 400:  # only timed
             return q_PHD, None
@@ -94,6 +98,15 @@ def test_a_kernel_that_does_not_work_is_rejected(broken: Kernel, reason: str):
     assert choice.rejected["x"].startswith(reason)
     assert [r.kernel for r in choice.ranges] == [works]
     assert choose(broken).ranges == ()
+
+
+def test_a_kernel_that_fails_at_a_long_prompt_only_is_rejected_too():
+    short, right = Kernel("a", {1024: 1.0}, longest=1024), Kernel("b", dict.fromkeys(LENGTHS, 2.0))
+    choice = choose(short, right)
+    assert [(r.up_to, r.kernel) for r in choice.ranges] == [(None, right)]
+    reason = "it is right, but cannot be timed: RuntimeError: out of memory"
+    assert choice.rejected == {"a": reason}
+    assert set(choice.seconds) == {"b"}
 
 
 def test_lengths_of_cudnn_are_few_and_close():
