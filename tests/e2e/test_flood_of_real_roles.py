@@ -18,7 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.fuzz.fleet import ROLES, Patient, UpFleet
+from deploy.launch import ROLE_MODULES
+from tests.fuzz.fleet import Patient, UpFleet
 from tests.support.processes import UpProcess, running_up
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1_200)]
@@ -73,7 +74,7 @@ class Roles:
         self.up = up
         self.fleet = UpFleet(up)
         self.patient = Patient(self.fleet.addresses)
-        self.processes = {role: psutil.Process(up.pid(package)) for role, package in ROLES.items()}
+        self.processes = {role: psutil.Process(up.pid(package)) for role, package in ROLE_MODULES.items()}
 
     def rss(self) -> dict[str, int]:
         return {role: process.memory_info().rss for role, process in self.processes.items()}
