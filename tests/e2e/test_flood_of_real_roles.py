@@ -74,7 +74,9 @@ class Roles:
         self.up = up
         self.fleet = UpFleet(up)
         self.patient = Patient(self.fleet.addresses)
-        self.processes = {role: psutil.Process(up.pid(package)) for role, package in ROLE_MODULES.items()}
+        self.processes = {
+            role: psutil.Process(up.pid(package)) for role, package in ROLE_MODULES.items()
+        }
 
     def rss(self) -> dict[str, int]:
         return {role: process.memory_info().rss for role, process in self.processes.items()}
