@@ -67,7 +67,7 @@ ASKS = {
     "penalised": Ask(PENALISED),
     "grammar": Ask(
         SamplingParams(temperature=1.0, seed=9),
-        stop=StopConditions(max_tokens=200, token_ids=(0,)),
+        stop=StopConditions(max_tokens=40, token_ids=(0, 1)),
         grammar=GRAMMAR,
     ),
     "min_tokens": Ask(
