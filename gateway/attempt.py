@@ -125,7 +125,9 @@ class Attempt:
         held = self._services.workers.hold
         try:
             # The decode worker that is to get the KV counts it from here on: otherwise all prompts
-            # that are read at one moment are meant for the one that was lightest.
+            # that are read at one moment are meant for the one that was lightest. One that reads it
+            # itself counts twice until that is done: it has the reading, which holds its answers
+            # up, and the answer to come, and a prompt that is read elsewhere goes to another one.
             likely = self._targets[0].worker_id
             with held(self._pair.prefill.worker_id, tokens), held(likely, tokens):
                 async with aclosing(self._prefill()) as events:
