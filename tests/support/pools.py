@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,19 @@ from tests.support.decode_server import assert_idle, decode_server, local_idle
 from tests.support.prefill_worker import Worker, prefill_worker
 from tests.support.waiting import until
 
+_HALF = 0.5
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 8
 NOT_CHOSEN = 1_000_000
 """Tokens in flight that make a worker the last choice."""
+
+
+def after_the_canary(fault: Fault) -> tuple[str, str]:
+    """Setting `faults` of a worker whose second transfer breaks: its first is the pair's canary."""
+    for seed in count():
+        draw = random.Random(seed)
+        if draw.random() >= _HALF > draw.random():
+            return f"{fault}={_HALF}", f"seed={seed}"
+    raise AssertionError("seeds do not end")
 
 
 @dataclass
