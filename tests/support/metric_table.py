@@ -64,6 +64,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "disconnects_total": counter("phase"),
         "retries_total": counter("reason"),
         "retries_denied_total": counter(),
+        "replays_total": counter("outcome"),
         "rejected_total": counter("reason"),
         "quota_fallbacks_total": counter(),
         "local_prefills_total": counter("reason"),
