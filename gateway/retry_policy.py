@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.config import GatewayConfig
-from gateway.replay import Replays
+from gateway.replay import ReplayOutcome, Replays
 from gateway.retry_budget import RetryBudget
 from shared.telemetry.metrics import GatewayMetrics
 
@@ -22,6 +22,8 @@ class RetryPolicy:
     @classmethod
     def from_config(cls, config: GatewayConfig, *, metrics: GatewayMetrics) -> "RetryPolicy":
         """As the settings say; what it forbids and what came of replays is counted in `metrics`."""
+        for outcome in ReplayOutcome:  # an alert on a counter needs it before its first event
+            metrics.replays.labels(outcome=outcome.value)
         budget = RetryBudget(config.retry_budget, on_denied=metrics.retries_denied.inc)
         replays = Replays(
             allowed=config.replay_answers,

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from decode_service.engine.handoffs import Reservation
 from prefill_service.engine.sender import Delivery
 from shared.transport.fault_plan import Fault, FaultKind, Moment
 from shared.transport.nixl import STAGED_CHUNKS, NixlTransport
@@ -54,7 +55,8 @@ async def nixl_pool(model_dir: Path, profile: Path, **settings: Any) -> AsyncIte
 
 def receivers(pool: Pool) -> list[NixlReceiver]:
     """Of all decode workers of this process."""
-    found = [decode._landing.chosen.opened["nixl"] for decode in pool.decodes]
+    landings = [decode._landing for decode in pool.decodes]
+    found = [landing.chosen.opened["nixl"] for landing in landings if landing is not None]
     return [receiver for receiver in found if receiver is not None]
 
 
@@ -97,6 +99,7 @@ def slots(pool: Pool) -> list[int]:
 
     def noted(spec: Any) -> Any:
         answer = reserve(spec)
+        assert isinstance(answer, Reservation), "there is room"
         granted.append(answer.lease.slot)
         return answer
 
