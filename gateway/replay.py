@@ -4,6 +4,7 @@ Never unless the operator and the request both allow it: what is generated anew 
 another page policy's memory, may differ from what would have come.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,12 +83,12 @@ class Replays:
     @contextmanager
     def watched(self, state: RunState) -> Iterator[None]:
         """Counts how a replay ended, if there was one in the block."""
-        outcome = ReplayOutcome.CLIENT_LEFT
+        outcome = ReplayOutcome.FAILED
         try:
             yield
             outcome = ReplayOutcome.COMPLETED
-        except TandemError:
-            outcome = ReplayOutcome.FAILED
+        except (asyncio.CancelledError, GeneratorExit):
+            outcome = ReplayOutcome.CLIENT_LEFT
             raise
         finally:
             if state.replays:
