@@ -169,7 +169,8 @@ async def test_what_is_pruned_or_skipped_goes_on_as_well(
     tiny_model_dir: Path, profile: Path, children: Any, mode: str
 ) -> None:
     """Up to the cut it is the same; what follows may differ, and is as long as it was to be."""
-    fields: dict[str, Any] = {"max_tokens": 200, "tandem": {"mode": mode, "replay": True}}
+    asked = {"mode": mode, "replay": True, "trace": True}
+    fields: dict[str, Any] = {"max_tokens": 200, "tandem": asked}
     async with doomed_pool(tiny_model_dir, profile, children) as (pool, victim):
         with pool.avoided("decode", victim.address):
             right = await pool.ask(**fields)
@@ -179,3 +180,9 @@ async def test_what_is_pruned_or_skipped_goes_on_as_well(
         assert answer.text.startswith(right.text[:3])
         assert answer.report["replayed_tokens"]
         assert answer.report["kept_tokens"] == right.report["kept_tokens"]
+        ours, theirs = answer.report["trace"], right.report["trace"]
+        assert ours["prompt"] == theirs["prompt"], "of the prompt, and not of what was read again"
+        phases = [bar["phase"] for bar in ours["waterfall"]]
+        assert [*phases].index("replay") < phases.index("prefill"), "then the second pair's"
+        seen = theirs["prompt"]["prompt_tokens"] + answer.report["replayed_tokens"]
+        assert ours["pages"]["steps"][0]["position"] == seen - 1
