@@ -182,7 +182,8 @@ def test_a_whole_run(monkeypatch: pytest.MonkeyPatch):
         shape="tiny", tokens=(20, 40), keep=(0.5, 0.8), long_keep=(0.8,), repeats=(2, 1)
     )
     found = bench._timed(plan, device=CPU, progress=lines.append)
-    assert found["peer_parity"]["logits"] < bench._PEER_DIFFERENCE
+    assert found["peers"]["transformers"]["parity"]["logits"] < bench._PEER_DIFFERENCE
+    assert found["peers"]["vllm"]["reason"] == "vllm is not installed for this Python"
     peers = list(PEER_KERNELS)
     assert list(found["tokens"]["20"]["arms"]) == [FULL, "claa 50 %", "claa 80 %", *peers]
     assert list(found["tokens"]["40"]["arms"]) == [FULL, "claa 80 %", *peers]
@@ -198,7 +199,7 @@ def test_repeats_follow_the_prompts():
     assert PassPlan(tokens=(100,), repeats=(7, 5)).schedule == ((100, 7),)
 
 
-@pytest.mark.parametrize("wrong", [{"cases": 0}, {"repeats": (0,)}, {"peer": ("vllm",)}])
+@pytest.mark.parametrize("wrong", [{"cases": 0}, {"repeats": (0,)}, {"peer": ("sglang",)}])
 def test_a_plan_that_measures_nothing_is_refused(wrong: dict[str, Any]):
     with pytest.raises(ConfigError, match="cases and repeats at least 1"):
         bench_pass(PassPlan(**wrong), device=CPU, progress=lambda _: None)

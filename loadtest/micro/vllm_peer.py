@@ -1,0 +1,181 @@
+"""vLLM beside our benches: starts its process, asks for times, ends it, all on the same device.
+
+It runs where vLLM can be imported, with settings of its own choosing but these: random weights, no
+prefix cache, bytes of KV that leave room for us, and CUDA graphs of the batches that are timed.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import UnavailableError
+from shared.model.config import ModelConfig
+
+VLLM = "vllm"
+"""Name of its arm."""
+
+GRAPH_SIZES = (1, 16)
+"""Batches whose steps are CUDA graphs beside the timed one; 16 is also the shortest prompt here."""
+
+_ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+"""Keeps it on this machine; what is set already stays."""
+
+_END_SECONDS = 20.0
+_LOG_BYTES = 3000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """What an engine is started with."""
+
+    config: ModelConfig
+    """Shape of the model."""
+    max_tokens: int
+    """Longest request, answer included."""
+    batch: int
+    """Requests that decode together."""
+    kv_tokens: int
+    """Tokens of all requests that hold KV at a time."""
+    step_tokens: int
+    """Most tokens of one step."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The first line for the child."""
+        token_bytes = 4 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
+        sizes = sorted({*GRAPH_SIZES, self.batch})
+        return {
+            "config": self.config.to_dict(),
+            "max_tokens": self.max_tokens,
+            "max_batch": max(sizes),
+            "kv_bytes": token_bytes * self.kv_tokens,
+            "step_tokens": self.step_tokens,
+            "graph_sizes": sizes,
+        }
+
+
+def why_no_vllm() -> str | None:
+    """Why it cannot run here; None: it can be imported."""
+    if importlib.util.find_spec("vllm") is None:
+        return "vllm is not installed for this Python"
+    return None
+
+
+class VllmPeer:
+    """A running engine. It starts while the caller does other things; `facts` waits for it.
+
+    Args:
+        settings: of the engine.
+        command: starts the child; None is the one of this package.
+    """
+
+    def __init__(self, settings: VllmSettings, *, command: list[str] | None = None) -> None:
+        self.settings = settings
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process
+        self._process = subprocess.Popen(  # noqa: S603  this Python and our own module
+            command or [sys.executable, "-m", "loadtest.micro.vllm_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=_ENVIRONMENT | os.environ,
+            text=True,
+            start_new_session=True,  # it has children of its own, which end with it
+        )
+        self._facts: dict[str, Any] | None = None
+        self._send(settings.to_json())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Versions and settings as it tells them, once it has started.
+
+        Raises:
+            UnavailableError: it ended instead.
+        """
+        if self._facts is None:
+            self._facts = self._receive()
+        return self._facts
+
+    def first_token(self, tokens: int, *, chunk_tokens: int) -> dict[str, Any]:
+        """Time to first token of a fresh prompt; see `TimedEngine.first_token`.
+
+        Args:
+            tokens: of the prompt.
+            chunk_tokens: most tokens of a step; 0: the whole prompt.
+        """
+        return self._ask({"do": "first_token", "tokens": tokens, "chunk_tokens": chunk_tokens})
+
+    def between_tokens(self, *, batch: int, tokens: int, steps: int) -> dict[str, Any]:
+        """Time of a step; see `TimedEngine.between_tokens`."""
+        return self._ask({"do": "between_tokens", "batch": batch, "tokens": tokens, "steps": steps})
+
+    def close(self) -> None:
+        """Ends it and frees the device's memory; may be called again."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        _end_group(self._process.pid)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+    def _ask(self, what: dict[str, Any]) -> dict[str, Any]:
+        assert self.facts, "it has started"
+        self._send(what)
+        found = self._receive()
+        if "failed" in found:
+            raise UnavailableError(f"vLLM could not time {what}: {found['failed']}")
+        return found
+
+    def _send(self, what: dict[str, Any]) -> None:
+        assert self._process.stdin is not None, "a pipe was asked for"
+        try:
+            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._gone() from None
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None, "a pipe was asked for"
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._gone()
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _gone(self) -> UnavailableError:
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _LOG_BYTES))
+        said = self._log.read().decode(errors="replace")
+        return UnavailableError(
+            f"vLLM's process ended with {self._process.wait()}; it cannot run here with these "
+            f"settings, or memory is short. Leave it out, or see what it said last: ...{said}"
+        )
+
+
+def _end_group(leader: int) -> None:
+    """Ends what a process left behind and waits until it is gone, which frees its memory."""
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(leader, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
