@@ -82,7 +82,7 @@ def _by_kernel(runs: Sequence[KernelRun], *, origin: float) -> list[dict[str, An
     held: dict[str, list[KernelRun]] = {}
     for run in runs:
         held.setdefault(run.name, []).append(run)
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "name": name[:_NAME],
             "ms": sum(run.end - run.start for run in each),

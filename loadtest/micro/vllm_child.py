@@ -195,7 +195,10 @@ def serve(
 ) -> None:
     """Answers measurements until the input ends."""
     answer(engine.facts())
-    commands = {"first_token": engine.first_token, "between_tokens": engine.between_tokens}
+    commands: dict[str, Callable[..., dict[str, Any]]] = {
+        "first_token": engine.first_token,
+        "between_tokens": engine.between_tokens,
+    }
     while line := lines():
         wanted = json.loads(line)
         try:

@@ -13,9 +13,10 @@ from torch.nn.attention import SDPBackend
 from loadtest.micro import prefill_pass as bench
 from loadtest.micro.models import MODEL_SHAPES, random_on_device
 from loadtest.micro.pass_arms import FULL, Timed, claa, our_arms, summary, take_turns
+from loadtest.micro.pass_bounds import bounds
 from loadtest.micro.pass_parity import PASS_CASES, check_choice, check_pass
 from loadtest.micro.pass_peer import PEER_KERNELS, TransformersPass
-from loadtest.micro.prefill_pass import PassPlan, bench_pass, bounds, parity
+from loadtest.micro.prefill_pass import PassPlan, bench_pass, parity
 from prefill_service.kernels import keep_highest as selection
 from shared.errors import ConfigError, InternalError
 from shared.model.attention import TorchAttention
