@@ -31,7 +31,6 @@ def prefill_settings(config: ModelConfig, tokens: tuple[int, ...]) -> VllmSettin
     return VllmSettings(
         config=config,
         max_tokens=longest,
-        batch=1,
         kv_tokens=longest + _SPARE_TOKENS,
         step_tokens=longest,
     )

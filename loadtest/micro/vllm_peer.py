@@ -21,7 +21,7 @@ from shared.model.config import ModelConfig
 VLLM = "vllm"
 """Name of its arm."""
 
-GRAPH_SIZES = (1, 16)
+_GRAPH_SIZES = (1, 16)
 """Batches whose steps are CUDA graphs beside the timed one; 16 is also the shortest prompt here."""
 
 _ENVIRONMENT = {
@@ -47,24 +47,38 @@ class VllmSettings:
     """Shape of the model."""
     max_tokens: int
     """Longest request, answer included."""
-    batch: int
-    """Requests that decode together."""
+    batches: tuple[int, ...] = ()
+    """Requests that decode together, each number that will be timed."""
     kv_tokens: int
     """Tokens of all requests that hold KV at a time."""
     step_tokens: int
     """Most tokens of one step."""
 
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Batches whose step is a CUDA graph, ascending."""
+        return tuple(sorted({*_GRAPH_SIZES, *self.batches}))
+
+    def covers(self, other: "VllmSettings") -> bool:
+        """Whether an engine of these can take all that `other` is for."""
+        return (
+            self.config == other.config
+            and {*other.batches} <= {*self.graph_sizes}
+            and self.max_tokens >= other.max_tokens
+            and self.kv_tokens >= other.kv_tokens
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The first line for the child."""
         token_bytes = 4 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
-        sizes = sorted({*GRAPH_SIZES, self.batch})
+        sizes = self.graph_sizes
         return {
             "config": self.config.to_dict(),
             "max_tokens": self.max_tokens,
             "max_batch": max(sizes),
             "kv_bytes": token_bytes * self.kv_tokens,
             "step_tokens": self.step_tokens,
-            "graph_sizes": sizes,
+            "graph_sizes": list(sizes),
         }
 
 

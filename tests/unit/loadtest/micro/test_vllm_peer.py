@@ -91,7 +91,7 @@ class LLM:
 '''
 
 SETTINGS = VllmSettings(
-    config=random_config(), max_tokens=1000, batch=4, kv_tokens=4000, step_tokens=200
+    config=random_config(), max_tokens=1000, batches=(4,), kv_tokens=4000, step_tokens=200
 )
 
 
