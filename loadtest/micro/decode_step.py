@@ -209,7 +209,8 @@ def main() -> None:
         print(json.dumps(result))
     else:
         _print(result)
-    if any("failed" in case for case in result["cases"].values()):
+    cases = result["cases"].values()
+    if any("failed" in case or "failed" in case[VLLM] for case in cases):
         sys.exit(1)
 
 

@@ -14,7 +14,6 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,9 +32,9 @@ from loadtest.micro.pass_parity import (
 )
 from loadtest.micro.pass_parts import time_pass_parts
 from loadtest.micro.pass_peer import PEER_KERNELS
+from loadtest.micro.pass_plan import KNOWN_PEERS, PassPlan, add_plan_flags, plan_of
 from loadtest.micro.pass_vllm import prefill_settings, running_vllm, vllm_arm, vllm_report
 from loadtest.micro.vllm_peer import VLLM, VllmPeer
-from prefill_service.config import PrefillConfig
 from shared.errors import ConfigError, InternalError, UnavailableError
 from shared.model.device_attention import DeviceAttention, KernelRange
 from shared.model.exact_attention import HeadShape
@@ -44,48 +43,10 @@ from shared.model.probe import TRITON, AttentionChoice, probe_attention
 from shared.model.profile import load_profile
 from shared.model.transformer import Transformer
 
-TOKENS = (10_000, 32_768, 65_536)
-"""Prompts that are timed."""
-
-KEEP = (0.1, 0.2, 0.4)
-"""Keep rates that are timed."""
-
 _LONG = 16_384
 
 _PEER_DIFFERENCE = 0.1
 """Longest difference of logits from transformers', relative: both in bfloat16, 32 layers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassPlan:
-    """What is run."""
-
-    shape: str = "llama-3.1-8b"
-    """Name of a model's shape."""
-    tokens: tuple[int, ...] = TOKENS
-    """Prompts."""
-    keep: tuple[float, ...] = KEEP
-    """Keep rates."""
-    long_keep: tuple[float, ...] = KEEP
-    """Those of `keep` that prompts of more than 16k tokens run with, too."""
-    repeats: tuple[int, ...] = (10, 10, 4)
-    """Runs of each arm that count, by prompt; the last one stands for those that follow."""
-    chunk_tokens: int = PrefillConfig().device_chunk_tokens
-    """Tokens of a block."""
-    peer: tuple[str, ...] = (*PEER_KERNELS, VLLM)
-    """Kernels of transformers, and vLLM; each runs where it is installed."""
-    vllm_chunk: int | None = None
-    """Most prompt tokens of one of vLLM's steps, 0: all; None: the faster way of each length."""
-    cases: int = len(PASS_CASES)
-    """Small models that are compared first, at least one."""
-    parts: bool = False
-    """Also record our arms' kernels, once an arm and prompt, after everything was timed."""
-
-    @property
-    def schedule(self) -> tuple[tuple[int, int], ...]:
-        """Each prompt's tokens and the repeats of its arms."""
-        last = self.repeats[-1:] * len(self.tokens)
-        return tuple(zip(self.tokens, (*self.repeats, *last), strict=False))
 
 
 def bench_pass(
@@ -110,15 +71,14 @@ def bench_pass(
     Raises:
         ConfigError: the CPU without Triton's interpreter, or no such shape.
         InternalError: a result is wrong on this device.
-        UnavailableError: vLLM is installed, but ended.
+        UnavailableError: vLLM ended while it was timed.
     """
     require_kernels(device)
-    known_peers = (*PEER_KERNELS, VLLM)
-    unknown = [name for name in plan.peer if name not in known_peers]
+    unknown = [name for name in plan.peer if name not in KNOWN_PEERS]
     if unknown or plan.cases < 1 or min(plan.repeats) < 1:
         raise ConfigError(
             f"peers {', '.join(unknown) or 'are known'}, {plan.cases} cases, {plan.repeats} "
-            f"repeats: the peers are {', '.join(known_peers)}, and cases and repeats at least 1"
+            f"repeats: the peers are {', '.join(KNOWN_PEERS)}, and cases and repeats at least 1"
         )
     if plan.shape not in MODEL_SHAPES:
         known = ", ".join(MODEL_SHAPES)
@@ -173,8 +133,7 @@ def _timed(
     vllm: VllmPeer | None = None,
 ) -> dict[str, Any]:
     config = MODEL_SHAPES[plan.shape]
-    if vllm is not None:
-        progress(f"vllm runs: {json.dumps(vllm.facts)}")  # waits: its start would disturb a probe
+    vllm, reason = _started(vllm, progress=progress)  # its start would disturb a probe
     progress(f"drawing {plan.shape}")
     model = random_on_device(config, device=device, dtype=torch.bfloat16)
     choice = probe_attention(device, requested=TRITON, shape=HeadShape.of(config, model.dtype))
@@ -199,6 +158,8 @@ def _timed(
         "tokens": {},
     }
     peers, found["peers"] = _peers(plan, arms, vllm=vllm, progress=progress)
+    if reason is not None:
+        found["peers"][VLLM] = {"used": False, "failed": reason}
     arms |= peers
     for tokens, repeats in plan.schedule:
         left_out = {claa(rate) for rate in plan.keep if rate not in plan.long_keep}
@@ -212,6 +173,19 @@ def _timed(
         progress(json.dumps({"tokens": tokens, **_brief(at)}))
         torch.cuda.empty_cache()
     return found
+
+
+def _started(
+    vllm: VllmPeer | None, *, progress: Callable[[str], None]
+) -> tuple[VllmPeer | None, str | None]:
+    """Waits for vLLM; where it ended instead: none, and why. The rest still says something."""
+    try:
+        if vllm is not None:
+            progress(f"vllm runs: {json.dumps(vllm.facts)}")
+    except UnavailableError as error:
+        progress(str(error))
+        return None, str(error)
+    return vllm, None
 
 
 def _peers(
@@ -305,63 +279,18 @@ def _print(result: dict[str, Any]) -> None:
     print(f"{result['device']}, torch {result['torch']}, triton {result['triton']}")
 
 
-def _peer_name(text: str) -> str:
-    return text if text == VLLM else f"transformers ({text})"
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
-    defaults = PassPlan()
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.micro.prefill_pass",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--shape", default=defaults.shape, help=", ".join(MODEL_SHAPES))
-    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="prompts to time")
-    parser.add_argument("--keep", default=",".join(map(str, KEEP)), help="keep rates")
-    parser.add_argument(
-        "--long-keep", default=",".join(map(str, KEEP)), help="those of them beyond 16k tokens"
-    )
-    parser.add_argument(
-        "--repeats", default=",".join(map(str, defaults.repeats)), help="of every arm, by prompt"
-    )
-    parser.add_argument("--chunk-tokens", type=int, default=defaults.chunk_tokens)
-    parser.add_argument(
-        "--peer",
-        default="cudnn,flash,vllm",
-        help="cudnn and flash: kernels of transformers; vllm; empty leaves all out",
-    )
-    parser.add_argument(
-        "--vllm-chunk",
-        type=int,
-        help="most prompt tokens of one of vLLM's steps, 0: all; unless given, the faster way",
-    )
-    parser.add_argument(
-        "--cases", type=int, default=defaults.cases, help="small models that are compared first"
-    )
-    parser.add_argument(
-        "--parts", action="store_true", help="also record kernels of full and the lowest keep rate"
-    )
+    add_plan_flags(parser)
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args(arguments)
-    plan = PassPlan(
-        shape=given.shape,
-        tokens=tuple(int(n) for n in _numbers(given.tokens)),
-        keep=tuple(_numbers(given.keep)),
-        long_keep=tuple(_numbers(given.long_keep)),
-        repeats=tuple(int(n) for n in _numbers(given.repeats)),
-        chunk_tokens=given.chunk_tokens,
-        peer=tuple(_peer_name(name) for name in given.peer.split(",") if name),
-        vllm_chunk=given.vllm_chunk,
-        cases=given.cases,
-        parts=given.parts,
-    )
+    plan = plan_of(given)
     try:
         result = bench_pass(
             plan,
@@ -376,6 +305,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(result))
     else:
         _print(result)
+    if "failed" in result.get("peers", {}).get(VLLM, {}):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from loadtest.micro.pass_arms import FULL, Timed, claa, our_arms, summary, take_
 from loadtest.micro.pass_bounds import bounds
 from loadtest.micro.pass_parity import PASS_CASES, check_choice, check_pass
 from loadtest.micro.pass_peer import PEER_KERNELS, TransformersPass
-from loadtest.micro.prefill_pass import PassPlan, bench_pass, parity
+from loadtest.micro.pass_plan import PassPlan
+from loadtest.micro.prefill_pass import bench_pass, parity
 from prefill_service.kernels import keep_highest as selection
 from shared.errors import ConfigError, InternalError
 from shared.model.attention import TorchAttention
