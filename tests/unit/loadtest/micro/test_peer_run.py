@@ -15,7 +15,12 @@ CUDA = torch.device("cuda")
 
 
 def run(**changed: Any) -> dict[str, Any]:
-    given = {"only": "1 x 32768", "step_repeats": 1, "device": CUDA, "progress": print}
+    given: dict[str, Any] = {
+        "only": "1 x 32768",
+        "step_repeats": 1,
+        "device": CUDA,
+        "progress": print,
+    }
     return run_both(PassPlan(tokens=(10_000, 65_536)), **(given | changed))
 
 
@@ -32,7 +37,7 @@ def test_one_engine_has_room_for_prompts_and_batches():
 def test_what_cannot_run_is_refused():
     with pytest.raises(ConfigError, match="on a GPU alone"):
         run(device=torch.device("cpu"))
-    with pytest.raises(ConfigError, match="names r1-qwen-1.5b 64 x 18432, not cases of llama"):
+    with pytest.raises(ConfigError, match=r"names r1-qwen-1\.5b 64 x 18432, not cases of llama"):
         run(only="18432")
     with pytest.raises(ConfigError, match="names no case"):
         run(only="gpt")

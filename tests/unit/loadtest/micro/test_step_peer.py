@@ -1,6 +1,6 @@
 """vLLM beside the bench of decode steps: when it is looked at, and what is told."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +40,7 @@ class Engine:
 
 
 @pytest.fixture
-def life(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def life(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Engines are stand-ins on a device of an H200's size; what happened, in order."""
     happened: list[str] = []
     monkeypatch.setattr(step_peer, "VllmPeer", lambda s: Engine(s, life=happened))
@@ -48,7 +48,7 @@ def life(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=H200)
     )
-    yield happened
+    return happened
 
 
 def ours(happened: list[str]) -> Callable[[], dict[str, Any]]:
