@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass
 
-from loadtest.micro.models import MODEL_SHAPES
+from loadtest.micro.models import MODEL_SHAPES, WeightSpread
 from loadtest.micro.pass_parity import PASS_CASES
 from loadtest.micro.pass_peer import PEER_KERNELS
 from loadtest.micro.vllm_peer import VLLM
@@ -25,6 +25,8 @@ class PassPlan:
 
     shape: str = "llama-3.1-8b"
     """Name of a model's shape."""
+    weights: WeightSpread = WeightSpread.NORMAL
+    """How they are drawn."""
     tokens: tuple[int, ...] = TOKENS
     """Prompts."""
     keep: tuple[float, ...] = KEEP
@@ -55,6 +57,12 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `plan_of`."""
     defaults = PassPlan()
     parser.add_argument("--shape", default=defaults.shape, help=", ".join(MODEL_SHAPES))
+    parser.add_argument(
+        "--weights",
+        choices=[spread.value for spread in WeightSpread],
+        default=defaults.weights.value,
+        help="how our weights are drawn; uniform: within 1e-3 of 0, as vLLM draws its own",
+    )
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="prompts to time")
     parser.add_argument("--keep", default=",".join(map(str, KEEP)), help="keep rates")
     parser.add_argument(
@@ -86,6 +94,7 @@ def plan_of(given: argparse.Namespace) -> PassPlan:
     """The plan that the flags ask for."""
     return PassPlan(
         shape=given.shape,
+        weights=WeightSpread(given.weights),
         tokens=tuple(int(n) for n in _numbers(given.tokens)),
         keep=tuple(_numbers(given.keep)),
         long_keep=tuple(_numbers(given.long_keep)),

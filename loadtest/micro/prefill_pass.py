@@ -135,7 +135,7 @@ def _timed(
     config = MODEL_SHAPES[plan.shape]
     vllm, reason = _started(vllm, progress=progress)  # its start would disturb a probe
     progress(f"drawing {plan.shape}")
-    model = random_on_device(config, device=device, dtype=torch.bfloat16)
+    model = random_on_device(config, device=device, dtype=torch.bfloat16, spread=plan.weights)
     choice = probe_attention(device, requested=TRITON, shape=HeadShape.of(config, model.dtype))
     params = load_profile(config=config).pruning
     progress(f"attention: {choice.backend.name}")
@@ -152,6 +152,7 @@ def _timed(
             "seconds": choice.seconds,
             "rejected": {r.name: r.reason for r in choice.rejected},
         },
+        "weights": plan.weights.value,
         "pruning_layer": params.pruning_layer,
         "chunk_tokens": plan.chunk_tokens,
         "weights_bytes": torch.cuda.memory_allocated(device),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from loadtest.micro import prefill_pass as bench
-from loadtest.micro.models import MODEL_SHAPES, random_on_device
+from loadtest.micro.models import MODEL_SHAPES, WeightSpread, random_on_device
 from loadtest.micro.pass_arms import FULL, Timed, claa, our_arms, summary, take_turns
 from loadtest.micro.pass_bounds import bounds
 from loadtest.micro.pass_parity import PASS_CASES, check_choice, check_pass
@@ -193,6 +193,17 @@ def test_a_whole_run(monkeypatch: pytest.MonkeyPatch):
     assert found["attention"]["rejected"] == {"cudnn": "no device"}
     assert json.loads(lines[-1])["tokens"] == 40
     bench._print({"parity": {}, **found, "device": "a", "torch": "b", "triton": "c"})
+
+
+def test_weights_may_be_spread_as_vllm_spreads_them():
+    config = random_config()
+    uniform, normal = (
+        random_on_device(config, device=CPU, dtype=torch.float32, spread=spread)
+        for spread in (WeightSpread.UNIFORM, WeightSpread.NORMAL)
+    )
+    for drawn in (uniform.layers[0].weights.down, uniform.norm_E, uniform.embedding_VE):
+        assert 0.9e-3 < float(drawn.abs().max()) <= 1e-3
+    assert float(normal.layers[0].weights.down.abs().max()) > 0.1
 
 
 def test_repeats_follow_the_prompts():
