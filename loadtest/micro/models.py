@@ -62,10 +62,10 @@ MODEL_SHAPES: dict[str, ModelConfig] = {
 
 
 class WeightSpread(StrEnum):
-    """How random weights of a timed model are spread: a device at its power limit tells them apart.
+    """How random weights are spread; a device at its power limit runs one faster than another.
 
-    `NORMAL` gives uneven attention and spread logits, as `random_model` does. `UNIFORM` is what vLLM
-    draws, the same for every tensor, norms included: within 1e-3 of 0.
+    `NORMAL` gives uneven attention and spread logits, as `random_model` does. `UNIFORM` is what
+    vLLM draws, the same for every tensor, norms included: within 1e-3 of 0.
     """
 
     NORMAL = "normal"
