@@ -40,9 +40,15 @@ def layout_of(prompt: int, kept: list[int] | None) -> KvLayout:
     )
 
 
-def scored(rows: PagedRows, plan: SplitPlan, board: Board | None = None) -> torch.Tensor:
+def scored(
+    rows: PagedRows,
+    plan: SplitPlan,
+    board: Board | None = None,
+    *,
+    dtype: torch.dtype = torch.float16,
+) -> torch.Tensor:
     """Page scores [B, U]; NaN where nothing was written."""
-    dump = poisoned_dump(rows, plan)
+    dump = poisoned_dump(rows, plan, dtype=dtype)
     output = attend(rows, plan, dump=dump)
     scores = torch.full(rows.tables.pages_BM.shape, torch.nan, device=DEVICE)
     score_pages(
@@ -51,15 +57,13 @@ def scored(rows: PagedRows, plan: SplitPlan, board: Board | None = None) -> torc
     return scores
 
 
-def assert_scores(rows: PagedRows, scores: torch.Tensor) -> None:
+def assert_scores(rows: PagedRows, scores: torch.Tensor, *, error: float = FLOAT16_ERROR) -> None:
     for row, length in enumerate(rows.lengths):
         pages = pages_for(length)
         assert scores[row, pages:].isnan().all(), "a page that the row does not have was written"
         if length:
             wanted = slow_page_sums(slow_token_scores(rows, row))
-            torch.testing.assert_close(
-                scores[row, :pages].double(), wanted, atol=1e-6, rtol=FLOAT16_ERROR
-            )
+            torch.testing.assert_close(scores[row, :pages].double(), wanted, atol=1e-6, rtol=error)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,14 @@ def assert_scores(rows: PagedRows, scores: torch.Tensor) -> None:
 def test_page_scores_equal_the_slow_twin(lengths, kv_heads, group, splits, block):
     rows = make_rows(lengths, kv_heads=kv_heads, group=group, head_dim=16)
     assert_scores(rows, scored(rows, SplitPlan(splits=splits, block=block)))
+
+
+def test_a_dump_in_float32_rounds_nothing_more():
+    rows, plan = (
+        make_rows((200, 31), kv_heads=2, group=3, head_dim=16),
+        SplitPlan(splits=4, block=32),
+    )
+    assert_scores(rows, scored(rows, plan, dtype=torch.float32), error=2e-5)
 
 
 def test_what_all_logits_share_costs_no_precision():
