@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from loadtest.micro.gpu_facts import gpu_facts, require_kernels
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_peer import StepPeer
@@ -200,7 +200,7 @@ def main() -> None:
             device=torch.device(given.device),
             only=given.only,
             repeats=given.repeats,
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
+            progress=told_with_time(),
             peer=given.peer,
         )
     except ConfigError as error:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from loadtest.micro.decode_step import bench_steps
+from loadtest.micro.gpu_facts import told_with_time
 from loadtest.micro.models import MODEL_SHAPES
 from loadtest.micro.pass_plan import PassPlan, add_plan_flags, plan_of
 from loadtest.micro.pass_vllm import prefill_settings
@@ -126,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             only=given.only,
             step_repeats=given.step_repeats,
             device=torch.device(given.device),
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
+            progress=told_with_time(),
         )
     except ConfigError as error:
         parser.error(str(error))

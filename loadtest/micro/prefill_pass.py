@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from loadtest.micro.gpu_facts import gpu_facts, require_kernels
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.kernel_parity import relative_distance
 from loadtest.micro.models import MODEL_SHAPES, random_on_device
 from loadtest.micro.pass_arms import FULL, Arm, claa, our_arms, peer_arms, summary, take_turns
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result = bench_pass(
             plan,
             device=torch.device(given.device),
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
+            progress=told_with_time(),
         )
     except ConfigError as error:
         parser.error(str(error))

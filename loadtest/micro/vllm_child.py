@@ -4,15 +4,19 @@ The first line on standard input holds the settings; the answer says what runs. 
 is one measurement, `{"do": "first_token", ...}` or `{"do": "between_tokens", ...}`, answered by one
 line. Times are taken in this process around vLLM's own loop (`add_request`, `step`), whose engine
 is a further process, as `LLM` starts it. Prompts are fresh random tokens; nothing is cached.
+It leads a process group, which ends when the input does.
 """
 
 import gc
 import json
 import os
+import queue
 import random
+import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -193,14 +197,14 @@ def window_of(events: Sequence[tuple[float, int]], *, batch: int, steps: int) ->
 def serve(
     lines: Callable[[], str], answer: Callable[[dict[str, Any]], None], engine: TimedEngine
 ) -> None:
-    """Answers measurements until the input ends."""
+    """Answers measurements for as long as the process lives."""
     answer(engine.facts())
     commands: dict[str, Callable[..., dict[str, Any]]] = {
         "first_token": engine.first_token,
         "between_tokens": engine.between_tokens,
     }
-    while line := lines():
-        wanted = json.loads(line)
+    while True:
+        wanted = json.loads(lines())
         try:
             answer(commands[wanted.pop("do")](**wanted))
         except ValueError as error:
@@ -217,8 +221,20 @@ def main() -> None:
         out.write(json.dumps(found) + "\n")
         out.flush()
 
-    settings = json.loads(sys.stdin.readline())
-    serve(sys.stdin.readline, answer, TimedEngine(settings))
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
+    settings = json.loads(lines.get())
+    serve(lines.get, answer, TimedEngine(settings))
+
+
+def _read_lines(lines: queue.SimpleQueue[str]) -> None:
+    """Hands on what the parent says; once it says nothing more, everything here ends at once.
+
+    Its engine is a process of its own that would keep the device's memory, and may be busy.
+    """
+    for line in sys.stdin:
+        lines.put(line)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

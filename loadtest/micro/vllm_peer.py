@@ -7,11 +7,13 @@ prefix cache, bytes of KV that leave room for us, and CUDA graphs of the batches
 import importlib.util
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +37,10 @@ _ENVIRONMENT = {
 }
 """Keeps it on this machine; what is set already stays."""
 
-_END_SECONDS = 20.0
+_START_SECONDS = 240.0
+_ANSWER_SECONDS = 120.0
+_END_SECONDS = 5.0
+"""Long enough for the killed to go; what nobody reaps holds no memory."""
 _LOG_BYTES = 3000
 
 
@@ -120,7 +125,7 @@ class VllmPeer:
             UnavailableError: it ended instead.
         """
         if self._facts is None:
-            self._facts = self._receive()
+            self._facts = self._receive(within_s=_START_SECONDS)
         return self._facts
 
     def first_token(self, tokens: int, *, chunk_tokens: int) -> dict[str, Any]:
@@ -136,24 +141,27 @@ class VllmPeer:
         """Time of a step; see `TimedEngine.between_tokens`."""
         return self._ask({"do": "between_tokens", "batch": batch, "tokens": tokens, "steps": steps})
 
+    def last_said(self) -> str:
+        """The end of what it printed."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _LOG_BYTES))
+        return self._log.read().decode(errors="replace")
+
     def close(self) -> None:
-        """Ends it and frees the device's memory; may be called again."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        _end_group(self._process.pid)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        """Ends it, which frees the device's memory; may be called again."""
+        if self._log.closed:
+            return
+        _end_group(self._process)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
         self._log.close()
 
     def _ask(self, what: dict[str, Any]) -> dict[str, Any]:
         assert self.facts, "it has started"
         self._send(what)
-        found = self._receive()
+        found = self._receive(within_s=_ANSWER_SECONDS)
         if "failed" in found:
             raise UnavailableError(f"vLLM could not time {what}: {found['failed']}")
         return found
@@ -166,8 +174,14 @@ class VllmPeer:
         except BrokenPipeError:
             raise self._gone() from None
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self, *, within_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None, "a pipe was asked for"
+        # One answer to each question, so nothing is left in a buffer that `select` cannot see.
+        if not select.select([self._process.stdout], [], [], within_s)[0]:
+            raise UnavailableError(
+                f"vLLM did not answer within {within_s:g} s: the machine is too slow for it, or it "
+                f"hangs. Leave it out, or see what it said last: ...{self.last_said()}"
+            )
         line = self._process.stdout.readline()
         if not line:
             raise self._gone()
@@ -175,21 +189,21 @@ class VllmPeer:
         return found
 
     def _gone(self) -> UnavailableError:
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - _LOG_BYTES))
-        said = self._log.read().decode(errors="replace")
         return UnavailableError(
             f"vLLM's process ended with {self._process.wait()}; it cannot run here with these "
-            f"settings, or memory is short. Leave it out, or see what it said last: ...{said}"
+            "settings, or memory is short. Leave it out, or see what it said last: "
+            f"...{self.last_said()}"
         )
 
 
-def _end_group(leader: int) -> None:
-    """Ends what a process left behind and waits until it is gone, which frees its memory."""
+def _end_group(leader: subprocess.Popen[str]) -> None:
+    """Ends a process and what it started, and waits until all of it is gone."""
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
         try:
-            os.killpg(leader, signal.SIGKILL)
+            os.killpg(leader.pid, signal.SIGKILL)
         except ProcessLookupError:
-            return
-        time.sleep(0.1)
+            break
+        leader.poll()  # a zombie is a member, too
+        time.sleep(0.05)
+    leader.wait()

@@ -1,6 +1,8 @@
 """vLLM as a peer: its process, asked through real pipes, with a stand-in for vLLM itself."""
 
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,44 @@ def test_a_window_that_never_comes_is_said():
     peer = VllmPeer(replace(SETTINGS, step_tokens=100_000))
     with pytest.raises(UnavailableError, match="4 requests never answered together"):
         peer.between_tokens(batch=4, tokens=300, steps=-2)
+    peer.close()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_its_whole_group_ends_with_the_parents_word(tmp_path: Path):
+    pids = tmp_path / "pids"
+    script = (
+        "import json, subprocess, sys, time\n"
+        "from loadtest.micro import vllm_child\n"
+        "class Busy:\n"
+        "    def __init__(self, settings):\n"
+        "        engine = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"        open({str(pids)!r}, 'w').write(str(engine.pid))\n"
+        "    def facts(self): return {}\n"
+        "    def first_token(self, **_): time.sleep(60)\n"
+        "    between_tokens = first_token\n"
+        "vllm_child.TimedEngine = Busy\n"
+        "vllm_child.main()\n"
+    )
+    peer = VllmPeer(SETTINGS, command=[sys.executable, "-c", script])
+    assert peer.facts == {}
+    peer._send({"do": "first_token"})
+    assert peer._process.stdin is not None
+    peer._process.stdin.close()
+    assert peer._process.wait(20) == -signal.SIGKILL
+    peer.close()
+    with suppress(FileNotFoundError):  # gone, or dead and not reaped
+        state = Path(f"/proc/{pids.read_text()}/stat").read_text().rpartition(")")[2].split()[0]
+        assert state in "ZX"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("loadtest.micro.vllm_peer._START_SECONDS", 0.5)
+    busy = "import sys, time; print('still loading', file=sys.stderr, flush=True); time.sleep(60)"
+    peer = VllmPeer(SETTINGS, command=[sys.executable, "-c", busy])
+    with pytest.raises(UnavailableError, match="did not answer within 0.5 s"):
+        assert peer.facts
     peer.close()
 
 
