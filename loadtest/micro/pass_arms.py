@@ -5,7 +5,7 @@ Shapes: T tokens, V vocabulary.
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,12 +72,12 @@ class VllmPass:
     """vLLM's time to first token of another prompt of the same length, by its process's clock."""
 
     peer: VllmPeer
-    chunk_tokens: Callable[[int], int]
-    """Most tokens of a step, by prompt tokens; 0: all of them."""
+    chunk_tokens: Mapping[int, int]
+    """Most tokens of a step by prompt tokens; 0: all of them."""
 
     def __call__(self, ids: list[int]) -> OwnClock:
         """One prompt."""
-        found = self.peer.first_token(len(ids), chunk_tokens=self.chunk_tokens(len(ids)))
+        found = self.peer.first_token(len(ids), chunk_tokens=self.chunk_tokens[len(ids)])
         return OwnClock(seconds=found["seconds"])
 
 

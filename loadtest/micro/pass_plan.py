@@ -40,7 +40,7 @@ class PassPlan:
     peer: tuple[str, ...] = KNOWN_PEERS
     """Kernels of transformers, and vLLM; each runs where it is installed."""
     vllm_chunk: int | None = None
-    """Most prompt tokens of one of vLLM's steps, 0: all; None: the faster way of each length."""
+    """Most prompt tokens of one of vLLM's steps, 0: all; None: the faster way of each."""
     cases: int = len(PASS_CASES)
     """Small models that are compared first, at least one."""
     parts: bool = False

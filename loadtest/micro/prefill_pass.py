@@ -22,7 +22,16 @@ import torch
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.kernel_parity import relative_distance
 from loadtest.micro.models import MODEL_SHAPES, random_on_device
-from loadtest.micro.pass_arms import FULL, Arm, claa, our_arms, peer_arms, summary, take_turns
+from loadtest.micro.pass_arms import (
+    FULL,
+    Arm,
+    VllmPass,
+    claa,
+    our_arms,
+    peer_arms,
+    summary,
+    take_turns,
+)
 from loadtest.micro.pass_bounds import bounds
 from loadtest.micro.pass_parity import (
     PASS_CASES,
@@ -33,7 +42,7 @@ from loadtest.micro.pass_parity import (
 from loadtest.micro.pass_parts import time_pass_parts
 from loadtest.micro.pass_peer import PEER_KERNELS
 from loadtest.micro.pass_plan import KNOWN_PEERS, PassPlan, add_plan_flags, plan_of
-from loadtest.micro.pass_vllm import prefill_settings, running_vllm, vllm_arm, vllm_report
+from loadtest.micro.pass_vllm import choose_chunks, prefill_settings, running_vllm, vllm_report
 from loadtest.micro.vllm_peer import VLLM, VllmPeer
 from shared.errors import ConfigError, InternalError, UnavailableError
 from shared.model.device_attention import DeviceAttention, KernelRange
@@ -210,9 +219,11 @@ def _peers(
         progress(f"difference from transformers: {difference}")
     if vllm is None:
         return arms, {"transformers": transformers, VLLM: vllm_report(None)}
-    arm = vllm_arm(vllm, chunk_tokens=plan.vllm_chunk)
-    report = vllm_report(arm, tokens=plan.tokens)
-    progress(f"vllm, first token of a short prompt: {report['first_token_of_16_seconds']}")
+    choice = choose_chunks(vllm, plan.tokens, chunk_tokens=plan.vllm_chunk)
+    arm = VllmPass(peer=vllm, chunk_tokens=choice.chunk_tokens)
+    report = vllm_report(vllm, choice)
+    brief = {key: report[key] for key in report if key.startswith("first_token")}
+    progress(f"vllm alone: {json.dumps(brief)}")
     return arms | {VLLM: arm}, {"transformers": transformers, VLLM: report}
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from loadtest.micro.pass_arms import FULL, OwnClock, claa, summary, take_turns
+from loadtest.micro.pass_arms import FULL, OwnClock, VllmPass, claa, summary, take_turns
 from loadtest.micro.pass_bounds import bounds
-from loadtest.micro.pass_vllm import faster_chunk, running_vllm, vllm_arm, vllm_report
+from loadtest.micro.pass_vllm import ChunkChoice, choose_chunks, running_vllm, vllm_report
 from loadtest.micro.vllm_child import window_of
 from loadtest.micro.vllm_chunks import ChunkSwitch
 from loadtest.micro.vllm_peer import VllmPeer, VllmSettings, why_no_vllm
@@ -133,7 +133,7 @@ def test_a_process_is_asked_for_times_and_ends():
 def test_it_takes_turns_with_ours_by_its_own_clock():
     with running_vllm(SETTINGS, given=None, wanted=True) as peer:
         assert peer is not None
-        arm = vllm_arm(peer, chunk_tokens=None)
+        arm = VllmPass(peer=peer, chunk_tokens={20: 0, 50: 16})
         assert isinstance(arm([3] * 20), OwnClock)
         arms: dict[str, Any] = {FULL: lambda ids: ids, "vllm": arm}
         timed = take_turns(arms, [3] * 50, repeats=3, device=torch.device("cpu"))
@@ -141,8 +141,10 @@ def test_it_takes_turns_with_ours_by_its_own_clock():
         assert len(found["arms"]["vllm"]["runs"]) == 3
         assert "peak_bytes" not in found["arms"]["vllm"]
         assert found["ratio_to_vllm"][FULL]["median"] > 0
-        report = vllm_report(arm, tokens=(32_768, 10_000))
+        choice = ChunkChoice(chunk_tokens={10_000: 0, 32_768: 8192}, looks={10_000: {0: 1.0}})
+        report = vllm_report(peer, choice)
         assert report["chunk_tokens"] == {"32768": 8192, "10000": "whole prompt"}
+        assert report["first_token_seconds_by_chunk"] == {"10000": {"whole prompt": 1.0}}
         assert report["first_token_of_16_seconds"]["median"] > 0
         with running_vllm(SETTINGS, given=peer, wanted=False) as same:
             assert same is peer
@@ -199,7 +201,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr("loadtest.micro.vllm_peer._START_SECONDS", 0.5)
     busy = "import sys, time; print('still loading', file=sys.stderr, flush=True); time.sleep(60)"
     peer = VllmPeer(SETTINGS, command=[sys.executable, "-c", busy])
-    with pytest.raises(UnavailableError, match="did not answer within 0.5 s"):
+    with pytest.raises(UnavailableError, match=r"did not answer within 0\.5 s"):
         assert peer.facts
     peer.close()
 
@@ -220,8 +222,23 @@ def test_a_window_begins_when_all_answer():
         window_of(events, batch=2, steps=4)
 
 
-def test_chunks_are_those_it_was_found_faster_with():
-    assert [faster_chunk(n) for n in (10_000, 32_768, 65_536)] == [0, 8192, 0]
+def test_the_faster_way_to_read_a_prompt_is_tried():
+    asked: list[tuple[int, int]] = []
+
+    class Engine:
+        def first_token(self, tokens: int, *, chunk_tokens: int) -> dict[str, Any]:
+            asked.append((tokens, chunk_tokens))
+            slow = {10_000: 8192, 32_768: 0}[tokens]
+            return {"seconds": 2.0 if chunk_tokens == slow else 1.0}
+
+    engine: Any = Engine()
+    found = choose_chunks(engine, (1000, 10_000, 32_768, 65_536), chunk_tokens=None)
+    assert found.chunk_tokens == {1000: 0, 10_000: 0, 32_768: 8192, 65_536: 0}
+    assert found.looks == {10_000: {0: 1.0, 8192: 2.0}, 32_768: {0: 2.0, 8192: 1.0}}
+    assert {tokens for tokens, _ in asked} == {10_000, 32_768}
+    asked.clear()
+    given = choose_chunks(engine, (10_000,), chunk_tokens=4096)
+    assert (given.chunk_tokens, given.looks, asked) == ({10_000: 4096}, {}, [])
     assert callable(ChunkSwitch.tandem_set_chunk)
 
 
