@@ -29,7 +29,7 @@ from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_peer import StepPeer
 from loadtest.micro.step_rows import CaseRows
 from loadtest.micro.step_shapes import CASES, TINY, StepCase
-from loadtest.micro.step_times import against_bytes, time_parts, time_steps
+from loadtest.micro.step_times import against_bytes, mean_growth, time_parts, time_steps
 from loadtest.micro.vllm_peer import VLLM, VllmPeer
 from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer
@@ -72,7 +72,14 @@ def bench_steps(
     if peer not in {"", VLLM}:
         raise ConfigError(f"no peer {peer!r}: vllm, or empty for none")
     timed = chosen if on_gpu else {}
-    beside = StepPeer(timed, device=device, given=vllm, wanted=peer == VLLM, progress=progress)
+    beside = StepPeer(
+        timed,
+        device=device,
+        given=vllm,
+        wanted=peer == VLLM,
+        progress=progress,
+        growth=mean_growth(repeats),
+    )
     with closing(beside):
         tiny = {}
         for dtype in (torch.float32, torch.bfloat16) if on_gpu else (torch.float32,):

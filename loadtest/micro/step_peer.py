@@ -62,6 +62,7 @@ class StepPeer:
         given: an engine that runs already, for the cases of its model; it is ended here.
         wanted: start engines.
         progress: is told what happens.
+        growth: tokens that rows of ours have beyond a case's context when they are timed.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class StepPeer:
         given: VllmPeer | None,
         wanted: bool,
         progress: Callable[[str], None],
+        growth: int = 0,
     ) -> None:
         self._cases = cases
+        self._growth = growth
         self._device = device
         self._progress = progress
         self._reason = why_no_vllm() if wanted else "left out by --peer"
@@ -137,7 +140,9 @@ class StepPeer:
             self._failed.setdefault(name, "its engine ended")
             return
         try:
-            look = self._engine.between_tokens(batch=case.batch, tokens=case.context, steps=_STEPS)
+            look = self._engine.between_tokens(
+                batch=case.batch, tokens=case.context + self._growth, steps=_STEPS
+            )
         except UnavailableError as error:
             self._failed[name] = str(error)
             self._progress(f"vllm, {name}: {error}")

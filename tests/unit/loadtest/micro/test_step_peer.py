@@ -12,6 +12,7 @@ from loadtest.micro import step_peer
 from loadtest.micro.step_bounds import step_bounds
 from loadtest.micro.step_peer import StepPeer, fit_together, step_settings
 from loadtest.micro.step_shapes import CASES, TINY, StepCase
+from loadtest.micro.step_times import mean_growth
 from loadtest.micro.vllm_peer import VllmSettings
 from shared.errors import UnavailableError
 
@@ -80,6 +81,17 @@ def test_both_in_memory_it_is_timed_before_and_after(life: list[str]):
     assert found["vllm"]["step_ms"]["median"] == 5.0
     assert found["vllm"]["engine"] == {"vllm": "0.0"}
     assert found["bounds"]["vllm over pair"] == {"value": 5.0, "at_least": 1.25, "met": True}
+
+
+def test_it_does_the_work_that_ours_does(life: list[str]):
+    cases = chosen("1 x 32768")
+    peer = StepPeer(
+        cases, device=DEVICE, given=None, wanted=True, progress=lambda _: None, growth=109
+    )
+    (name,) = cases
+    peer.beside(name, ours(life))
+    assert life.count("look 1 x 32877") == 2
+    assert mean_growth(12) == 109
 
 
 def test_what_does_not_fit_takes_turns(life: list[str]):
