@@ -49,21 +49,16 @@ class LogitDump:
     """Logits of one layer's attention, as its kernel leaves them for `score_pages`."""
 
     logits_BHT: Tensor
-    """float16 or float32, base 2, relative to `offsets_BHN` of the token's piece; T: capacity."""
+    """float16, base 2, relative to `offsets_BHN` of the token's piece; T is a capacity."""
     offsets_BHN: Tensor
     """float32."""
 
     @classmethod
-    def empty(
-        cls, q_BHD: Tensor, plan: SplitPlan, *, tokens: int, dtype: torch.dtype = torch.float16
-    ) -> "LogitDump":
-        """Room for queries of this shape over `tokens` tokens; used again at every step.
-
-        A model in float32 takes float32, so that near ties of pages fall as its own scores do.
-        """
+    def empty(cls, q_BHD: Tensor, plan: SplitPlan, *, tokens: int) -> "LogitDump":
+        """Room for queries of this shape over `tokens` tokens; used again at every step."""
         rows, device = q_BHD.shape[:2], q_BHD.device
         return cls(
-            logits_BHT=torch.empty((*rows, tokens), dtype=dtype, device=device),
+            logits_BHT=torch.empty((*rows, tokens), dtype=torch.float16, device=device),
             offsets_BHN=torch.empty((*rows, plan.splits), dtype=torch.float32, device=device),
         )
 
@@ -186,7 +181,7 @@ def _attend_tokens(
         block_top = tl.max(logits, 1)
         if DUMP:
             offset = tl.where(first == start, block_top, offset)
-            relative = (logits - offset[:, None]).to(dump_ptr.dtype.element_ty)
+            relative = (logits - offset[:, None]).to(tl.float16)
             tl.store(dump_ptr + t[None, :], relative, mask=real & inside[None, :])
         v = tl.load(v_ptr + at, mask=inside[:, None], other=0.0)
         new_top = tl.maximum(top, block_top)

@@ -110,12 +110,10 @@ def attend(rows: PagedRows, plan: SplitPlan, *, dump: LogitDump | None = None) -
     return output
 
 
-def poisoned_dump(
-    rows: PagedRows, plan: SplitPlan, *, dtype: torch.dtype = torch.float16
-) -> LogitDump:
+def poisoned_dump(rows: PagedRows, plan: SplitPlan) -> LogitDump:
     """A dump for `rows`, full of NaN."""
     width = rows.tables.pages_BM.shape[1] * PAGE_SIZE
-    dump = LogitDump.empty(rows.q_BHD, plan, tokens=width, dtype=dtype)
+    dump = LogitDump.empty(rows.q_BHD, plan, tokens=width)
     dump.logits_BHT.fill_(torch.nan)
     dump.offsets_BHN.fill_(torch.nan)
     return dump

@@ -154,7 +154,7 @@ class DeviceStep:
         board_size = (shape.rows, shape.tokens if self._projects else 1)
         # Positions that no Δ-layer of the step has held score 0.
         return _Selection(
-            dump=LogitDump.empty(q_BHD, plan, tokens=shape.tokens, dtype=_dump_type(q_BHD)),
+            dump=LogitDump.empty(q_BHD, plan, tokens=shape.tokens),
             scores_BU=torch.empty((shape.rows, shape.pages), device=device),
             board_BX=torch.zeros(board_size, device=device),
             chosen={},
@@ -219,8 +219,3 @@ class DeviceStep:
 
     def _head_norm(self, heads_BND: Tensor, scale_D: Tensor) -> Tensor:
         return F.rms_norm(heads_BND, scale_D.shape, scale_D, self._model.config.rms_norm_eps)
-
-
-def _dump_type(q_BHD: Tensor) -> torch.dtype:
-    """16 bits for a model of 16 bits, whose scores are rounded anyway."""
-    return torch.float32 if q_BHD.dtype is torch.float32 else torch.float16
