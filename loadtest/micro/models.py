@@ -1,6 +1,7 @@
 """Models that benches of kernels run: the shape of one that exists, weights at random."""
 
 from dataclasses import fields, replace
+from enum import StrEnum
 
 import torch
 
@@ -10,6 +11,8 @@ from shared.model.random import random_tensors
 from shared.model.rope_config import RopeConfig, RopeKind
 from shared.model.state import build_transformer
 from shared.model.transformer import Transformer
+
+_UNIFORM = 1e-3
 
 _LLAMA3 = RopeConfig(kind=RopeKind.LLAMA3, theta=500_000.0, factor=8.0, original_max_position=8192)
 
@@ -58,15 +61,36 @@ MODEL_SHAPES: dict[str, ModelConfig] = {
 """Shapes by name."""
 
 
+class WeightSpread(StrEnum):
+    """How random weights are spread; a device at its power limit runs one faster than another.
+
+    `NORMAL` gives uneven attention and spread logits, as `random_model` does. `UNIFORM` is what
+    vLLM draws, the same for every tensor, norms included: within 1e-3 of 0.
+    """
+
+    NORMAL = "normal"
+    UNIFORM = "uniform"
+
+
 def random_on_device(
-    config: ModelConfig, *, device: torch.device, dtype: torch.dtype, seed: int = 0
+    config: ModelConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    spread: WeightSpread = WeightSpread.NORMAL,
 ) -> Transformer:
     """A model drawn on its device, where `random_model` would draw gigabytes on the host."""
+    tensors = random_tensors(config, seed=seed, device=device, dtype=dtype)
+    if spread is WeightSpread.UNIFORM:
+        generator = torch.Generator(device).manual_seed(seed)
+        for tensor in tensors.values():
+            tensor.uniform_(-_UNIFORM, _UNIFORM, generator=generator)
     return build_transformer(
         config,
-        random_tensors(config, seed=seed, device=device, dtype=dtype),
+        tensors,
         dtype=dtype,
-        model_hash=f"random, seed {seed}",
+        model_hash=f"random, {spread}, seed {seed}",
         device=str(device),
     )
 
