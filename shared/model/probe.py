@@ -99,7 +99,7 @@ def _measured(choice: KernelChoice, *, requested: str) -> AttentionChoice:
     """The CUDA path, unless no kernel works here."""
     rejected = tuple(Rejection(name, reason) for name, reason in choice.rejected.items())
     if choice.ranges:
-        backend: PrefillAttention = DeviceAttention(choice.ranges)
+        backend: PrefillAttention = DeviceAttention(choice.ranges, blocks=choice.blocks)
         torch_reason = "the reference, without kernels of ours"
         rejected = (*rejected, Rejection(TorchAttention.name, torch_reason))
         return AttentionChoice(backend=backend, rejected=rejected, seconds=choice.seconds)
