@@ -122,10 +122,10 @@ class FlashInferPaged:
             self._host_starts_B1,
             self._pages[: int(starts_B1[-1])],  # what `gather` fills; given only for its length
             self._host_last_B,
-            heads.num_heads,
-            heads.num_kv_heads,
-            heads.head_dim,
-            PAGE_SIZE,
+            num_qo_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            page_size=PAGE_SIZE,
             q_data_type=heads.dtype,
             kv_data_type=heads.dtype,
         )

@@ -28,7 +28,7 @@ from decode_service.sparsity.base import Evidence
 from loadtest.micro.gpu_facts import gpu_facts
 from loadtest.micro.kernel_decode import DecodeCase, DecodeShape
 from loadtest.micro.kernel_parity import relative_error, require_small
-from loadtest.micro.kernel_timing import against_memory, against_matrix, time_on_gpu
+from loadtest.micro.kernel_timing import against_matrix, against_memory, time_on_gpu
 from shared.errors import ConfigError
 from shared.model.exact_attention import EXACT_KERNELS, ExactKernel, HeadShape
 from shared.model.kernel_choice import choose_kernels

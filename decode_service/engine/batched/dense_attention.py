@@ -1,5 +1,6 @@
-"""Attention of a step's layers that read every slot and choose nothing: by a kernel of ours, or by
-FlashInfer. Layers that choose pages, or read chosen ones, keep to our kernels.
+"""Attention of a step's layers that read every slot and choose nothing: by Triton or FlashInfer.
+
+Layers that choose pages, or read chosen ones, keep to our kernels in either case.
 
 Shapes: B seats, H query heads, G KV heads, D head size, P pages of the pool, S slots of a page.
 """
