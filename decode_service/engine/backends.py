@@ -135,12 +135,13 @@ def make_runner(
         return by_row
     # Triton is an extra of GPU workers, so nothing imports it before it was chosen.
     from decode_service.engine.batched.dense_attention import (  # noqa: PLC0415
+        DenseMaker,
         by_triton,
         flashinfer_maker,
     )
     from decode_service.engine.batched.runner import BatchRunner  # noqa: PLC0415
 
-    dense = by_triton
+    dense: DenseMaker = by_triton
     if backend.name == FLASHINFER:
         dense = flashinfer_maker(model.config, model.dtype, max_rows=max_batch, device=model.device)
     return BatchRunner(

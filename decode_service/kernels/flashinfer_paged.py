@@ -88,7 +88,7 @@ class FlashInferPaged:
         self._columns_M = torch.arange(width, dtype=torch.int32, device=device)
         self._host_starts_B1 = torch.zeros(rows + 1, dtype=torch.int32, pin_memory=pinned)
         self._host_last_B = torch.zeros(rows, dtype=torch.int32, pin_memory=pinned)
-        self._sent = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+        self._sent: Any = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
         self._library: Any = BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",
@@ -149,6 +149,6 @@ class FlashInferPaged:
         Args:
             q_BHD: rotated queries.
             kv_PSGD: rotated keys and values of one layer, strides alike, D contiguous.
-            out_BHD: is overwritten; rows of no tokens hold anything afterwards.
+            out_BHD: is overwritten; a row of no tokens gives zeros.
         """
         self._library.run(q_BHD, kv_PSGD, out=out_BHD)

@@ -120,7 +120,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         self._planned = indptr.tolist()
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor:
-        """Attention of every row; rows of no pages are left as they are."""
+        """Attention of every row; zeros for one of no pages."""
         keys, values = paged_kv_cache
         assert self._heads == (*q.shape[1:2], *keys.shape[2:])
         assert self._planned == self._starts.tolist(), "planned for other rows"
@@ -128,6 +128,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         for row in range(len(q)):
             pages = self._pages[starts[row] : starts[row + 1]].long()
             if len(pages) == 0:
+                out[row] = 0
                 continue
             tokens = (len(pages) - 1) * PAGE_SIZE + int(self._last[row])
             k, v = (memory[pages].flatten(0, 1)[:tokens] for memory in (keys, values))

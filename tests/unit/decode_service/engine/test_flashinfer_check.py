@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from decode_service.engine.flashinfer_check import flashinfer_fault
+from shared.model.config import ModelConfig
 from tests.support import attention_libraries as libraries
 
 
@@ -13,7 +14,7 @@ from tests.support import attention_libraries as libraries
 class Model:
     """What the check asks of a model."""
 
-    config: object
+    config: ModelConfig
     dtype: torch.dtype = torch.bfloat16
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
 
@@ -27,7 +28,7 @@ def test_right_results_pass(monkeypatch, tiny_model):
     assert flashinfer_fault(Model(tiny_model.config)) == ""
 
 
-@pytest.mark.parametrize("row", [0, 4])
+@pytest.mark.parametrize("row", [0, 1, 4])
 @pytest.mark.parametrize("change", [0.5, torch.nan])
 def test_one_wrong_row_is_found(monkeypatch, tiny_model, row, change):
     class Wrong(libraries.BatchDecodeWithPagedKVCacheWrapper):

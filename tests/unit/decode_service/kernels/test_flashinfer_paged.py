@@ -37,7 +37,7 @@ def attend(paged: FlashInferPaged, rows, out_BHD) -> None:
 )
 def test_equals_the_slow_twin(lengths):
     rows = make_rows(lengths, kv_heads=2, group=3, head_dim=64)
-    out_BHD = torch.zeros_like(rows.q_BHD)
+    out_BHD = torch.full_like(rows.q_BHD, torch.nan)
     attend(make_paged(rows=4, width=rows.tables.pages_BM.shape[1]), rows, out_BHD)
     torch.testing.assert_close(out_BHD.double(), slow_attention(rows), atol=1e-5, rtol=1e-5)
 
@@ -50,7 +50,7 @@ def test_the_same_buffers_serve_other_rows_and_wider_tables():
         tables = PageTables(pages_BM=wide, lengths_B=rows.tables.lengths_B)
         paged.plan(np.array(lengths, dtype=np.int32))
         paged.gather(tables)
-        out_BHD = torch.zeros_like(rows.q_BHD)
+        out_BHD = torch.full_like(rows.q_BHD, torch.nan)
         paged.attend(rows.q_BHD, (rows.keys_PSGD, rows.values_PSGD), out_BHD=out_BHD)
         torch.testing.assert_close(out_BHD.double(), slow_attention(rows), atol=1e-5, rtol=1e-5)
 
