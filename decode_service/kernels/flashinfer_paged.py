@@ -88,7 +88,7 @@ class FlashInferPaged:
         self._columns_M = torch.arange(width, dtype=torch.int32, device=device)
         self._host_starts_B1 = torch.zeros(rows + 1, dtype=torch.int32, pin_memory=pinned)
         self._host_last_B = torch.zeros(rows, dtype=torch.int32, pin_memory=pinned)
-        self._sent: Any = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+        self._sent: Any = torch.cuda.Event() if pinned else None
         self._library: Any = BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",

@@ -5,8 +5,9 @@
 Prefill: each exact kernel that works here, on whole prompts and on the last 2,048 queries of them,
 against float32 at the model's heads first. Decode: FlashInfer's paged attention, planned outside
 and run inside a graph, beside ours, on the same pages, each result compared with float32 first.
-Times are medians of graph replays for decode, and of calls between events for prefill: cuDNN and
-flash-attn plan on the host. Without a GPU nothing is measured.
+Steps: whole steps of the decode engine with either. Times are medians: of graph replays for decode,
+and of calls between events for prefill, where cuDNN and flash-attn plan on the host. Without a GPU
+nothing is measured.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,25 +25,18 @@ import torch
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.kernels.flashinfer_paged import FlashInferPaged, PagedHeads, make_workspace
 from decode_service.sparsity.base import Evidence
+from loadtest.micro.attention_prompts import time_prompts
+from loadtest.micro.attention_steps import time_both
 from loadtest.micro.gpu_facts import gpu_facts
 from loadtest.micro.kernel_decode import DecodeCase, DecodeShape
 from loadtest.micro.kernel_parity import relative_error, require_small
-from loadtest.micro.kernel_timing import against_matrix, against_memory, time_on_gpu
+from loadtest.micro.kernel_timing import against_memory, time_on_gpu
+from loadtest.micro.step_shapes import CASES
 from shared.errors import ConfigError
-from shared.model.exact_attention import EXACT_KERNELS, ExactKernel, HeadShape
-from shared.model.kernel_choice import choose_kernels
 from shared.model.library_attention import why_missing
-
-HEADS = HeadShape(
-    num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, max_tokens=65_536
-)
-"""Of the 8B shape."""
 
 TOKENS = (1000, 10_000, 32_768, 65_536)
 """Prompts."""
-
-BLOCK = 2048
-"""Queries of a block."""
 
 DECODE_SHAPES = (
     DecodeShape(batch=64, tokens=18_432, heads=12, kv_heads=2, head_dim=128, layers=28),
@@ -51,13 +44,17 @@ DECODE_SHAPES = (
 )
 """A layer's batches."""
 
-PARTS = ("prefill", "decode")
+PARTS = ("prefill", "decode", "steps")
 """What can be measured."""
+
+STEP_CASE = "r1-qwen-1.5b 64 x 18432"
+"""Of `steps`: whole steps of the decode engine."""
 
 PACKAGES = ("flash-attn-4", "flash-attn", "flashinfer-python", "nvidia-cutlass-dsl")
 """Whose versions are told."""
 
 _CALLS = 10
+_STEP_TURNS = 5
 _CHECKED_ROWS = 2
 
 
@@ -77,12 +74,12 @@ def bench(
         progress: is told what happens, one line at a time.
 
     Returns:
-        JSON: prefill (choice, whole, blocks; by kernel and tokens) and decode by shape, as asked;
-        versions, provenance.
+        JSON, as asked: prefill (choice, whole, blocks; by kernel and tokens), decode by shape,
+        steps (see `time_both`); versions, provenance.
 
     Raises:
         ConfigError: the device is no GPU, or a part is unknown.
-        InternalError: a decode kernel's result is wrong.
+        InternalError: a decode kernel's result, or a step's, is wrong.
     """
     if device.type != "cuda":
         raise ConfigError("the libraries compute on a GPU only; give --device cuda")
@@ -90,13 +87,16 @@ def bench(
         raise ConfigError(f"parts {', '.join(parts)}: choose of {', '.join(PARTS)}")
     found: dict[str, Any] = {"benchmark": "attention_libraries", "versions": _versions()}
     if "prefill" in parts:
-        found["prefill"] = _prefill(device, tokens=tokens, progress=progress)
+        found["prefill"] = time_prompts(device, tokens=tokens, progress=progress)
     found["decode"] = {}
     for shape in DECODE_SHAPES if "decode" in parts else ():
         label = f"{shape.batch} x {shape.tokens}, {shape.heads}/{shape.kv_heads}"
         found["decode"][label] = _decode(shape, device)
         progress(f"decode {label}: {json.dumps(found['decode'][label])}")
         torch.cuda.empty_cache()
+    if "steps" in parts and why_missing("flashinfer", "flashinfer-python") is None:
+        case = CASES[STEP_CASE]
+        found["steps"] = time_both(case, device=device, repeats=_STEP_TURNS, progress=progress)
     return found | gpu_facts("loadtest.micro.attention_libraries", device)
 
 
@@ -108,71 +108,6 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found
-
-
-def _prefill(
-    device: torch.device, *, tokens: Sequence[int], progress: Callable[[str], None]
-) -> dict[str, Any]:
-    choice = choose_kernels(HEADS, device)
-    progress(f"measured at start: {choice.seconds}; on blocks {choice.block_seconds}")
-    progress(f"rejected: {choice.rejected}")
-    found: dict[str, Any] = {
-        "seconds": choice.seconds,
-        "block_seconds": choice.block_seconds,
-        "rejected": choice.rejected,
-        "whole": {},
-        "blocks": {},
-    }
-    arms = {
-        "whole": [kernel for kernel in EXACT_KERNELS if kernel.name in choice.seconds],
-        "blocks": [kernel for kernel in EXACT_KERNELS if kernel.name in choice.block_seconds],
-    }
-    for kind, kernels in arms.items():
-        for length in tokens:
-            queries = min(BLOCK, length) if kind == "blocks" else length
-            times = _times_of_prompts(kernels, device, tokens=length, queries=queries)
-            found[kind][str(length)] = times
-            progress(f"{kind} {length}: {json.dumps(times)}")
-    return found
-
-
-@torch.inference_mode()
-def _times_of_prompts(
-    kernels: Sequence[ExactKernel], device: torch.device, *, tokens: int, queries: int
-) -> dict[str, Any]:
-    """Times by kernel of the last `queries` of `tokens` tokens; kernels take turns."""
-    generator = torch.Generator(device).manual_seed(tokens)
-    taken: dict[str, list[float]] = {kernel.name: [] for kernel in kernels}
-    work = {}
-    for kernel in kernels:
-        rows = kernel.padded(tokens) if queries == tokens else tokens
-        q, k, v = (
-            torch.randn((rows, heads, HEADS.head_dim), generator=generator, device=device).to(
-                HEADS.dtype
-            )
-            for heads in (HEADS.num_heads, HEADS.num_kv_heads, HEADS.num_kv_heads)
-        )
-        q = q if queries == tokens else q[-queries:]
-        work[kernel.name] = partial(kernel.attend, q, k, v, want_lse=True)
-        work[kernel.name]()
-    for _ in range(_CALLS):
-        for name, call in work.items():
-            before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            before.record()
-            call()
-            after.record()
-            after.synchronize()
-            taken[name].append(before.elapsed_time(after) * 1e3)
-    # Query t of the last `queries` sees tokens - queries + t + 1 keys; two products of D each.
-    pairs = queries * (tokens - queries) + queries * (queries + 1) // 2
-    flops = 4 * HEADS.num_heads * HEADS.head_dim * pairs
-    return {
-        name: against_matrix(
-            {"median": statistics.median(each), "min": min(each), "max": max(each)}, flops=flops
-        )
-        for name, each in taken.items()
-    }
 
 
 @torch.inference_mode()
@@ -251,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="prompts to time")
-    parser.add_argument("--parts", default="prefill,decode", help="what is measured")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what is measured")
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args(arguments)
     try:
