@@ -43,12 +43,8 @@ def time_both(
     """
     model = random_on_device(case.config, device=device, dtype=torch.bfloat16)
     held = CaseRows(model, case)
-    makers: dict[str, DenseMaker] = {
-        TRITON: by_triton,
-        FLASHINFER: flashinfer_maker(model.config, model.dtype, max_rows=case.batch, device=device),
-    }
-    runners = {name: _runner(model, held, case, dense=maker) for name, maker in makers.items()}
-    found: dict[str, Any] = {"logits": _compared(held, runners)}
+    runners = make_both(model, held, case)
+    found: dict[str, Any] = {"logits": compare(held, runners, steps=_EDGE_STEPS)}
     progress(f"logits of flashinfer off ours: {found['logits']}")
     for name in (*runners, *runners):
         arms = {arm: held.rows(arm) for arm in held.arms()}
@@ -58,26 +54,38 @@ def time_both(
     return found
 
 
-def _runner(
-    model: Transformer, held: CaseRows, case: StepCase, *, dense: DenseMaker
-) -> BatchRunner:
+def make_both(model: Transformer, held: CaseRows, case: StepCase) -> dict[str, BatchRunner]:
+    """Runners over one cache, by backend."""
+    makers: dict[str, DenseMaker] = {
+        TRITON: by_triton,
+        FLASHINFER: flashinfer_maker(
+            model.config, model.dtype, max_rows=case.batch, device=model.device
+        ),
+    }
     by_row = DecodeRunner(model, held.cache, attention=TorchDecodeAttention())
-    return BatchRunner(
-        model,
-        held.cache,
-        by_row=by_row,
-        max_batch=case.batch,
-        max_tokens=case.context + GROWTH,
-        dense=dense,
-    )
+    return {
+        name: BatchRunner(
+            model,
+            held.cache,
+            by_row=by_row,
+            max_batch=case.batch,
+            max_tokens=case.context + GROWTH,
+            dense=dense,
+        )
+        for name, dense in makers.items()
+    }
 
 
-def _compared(held: CaseRows, runners: dict[str, BatchRunner]) -> dict[str, float]:
-    """Largest difference of a row's logits, by arm; both runners take the same tokens."""
+def compare(held: CaseRows, runners: dict[str, BatchRunner], *, steps: int) -> dict[str, float]:
+    """Largest difference of a batch's logits, by arm; both runners take the same tokens.
+
+    Raises:
+        InternalError: it is more than two 16-bit paths differ by.
+    """
     worst = {}
     for arm in held.arms():
         rows, off = held.rows(arm), 0.0
-        for _ in range(_EDGE_STEPS):
+        for _ in range(steps):
             ours_BV = runners[TRITON].compute(rows).output.logits_BV[: len(rows)].clone()
             computed = runners[FLASHINFER].compute(rows)
             theirs_BV = computed.output.logits_BV[: len(rows)]

@@ -1,8 +1,8 @@
 """The exact attention kernels of packages that are optional: flash-attn 4 and 2, and FlashInfer.
 
 None is imported before it is called. What each was run on is told in README.md, "Attention
-backends"; the comparison at start stands behind all of them (`kernel_choice`). All three align
-their causal mask at the last query and the last key.
+backends"; the comparison at start stands behind all of them (`kernel_choice`). By their
+documentation all three align their causal mask at the last query and the last key.
 
 Shapes: T queries, S keys, P tokens of a prompt, H query heads, G KV heads, D head size.
 """
