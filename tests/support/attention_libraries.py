@@ -37,11 +37,12 @@ def install(monkeypatch: pytest.MonkeyPatch, **modules: dict[str, object]) -> No
 
 def flash_attn_4(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, return_lse: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """`flash_attn.cute.flash_attn_func`: [1, T, H, D] and [1, H, T] or None."""
+) -> tuple[Tensor, Tensor]:
+    """`flash_attn.cute.flash_attn_func` as it answers with `return_lse`."""
     assert causal
+    assert return_lse
     out_THD, lse_TH = plain_attention(q[0], k[0], v[0])
-    return out_THD[None].to(q.dtype), lse_TH.t()[None] if return_lse else None
+    return out_THD[None].to(q.dtype), lse_TH.t()[None]
 
 
 def flash_attn_2(
