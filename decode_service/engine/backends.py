@@ -16,7 +16,7 @@ from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.runner import DecodeRunner, ServingRunner
 from shared.errors import ConfigError
-from shared.model.library_attention import why_missing
+from shared.model.library_attention import FLASHINFER_HEAD_SIZES, why_missing
 from shared.model.probe import AUTO, Rejection
 from shared.model.rope_config import RopeKind
 from shared.model.transformer import Transformer
@@ -24,8 +24,6 @@ from shared.model.transformer import Transformer
 TRITON = "triton"
 HEAD_SIZES = (16, 32, 64, 128, 256)
 """Head sizes of the attention kernel."""
-FLASHINFER_HEAD_SIZES = (64, 128, 256)
-"""Head sizes that its kernels for tensor cores are made for."""
 MOST_TOKENS = 262_144
 """Longest row whose pages the selection ranks."""
 

@@ -123,7 +123,7 @@ class CudnnKernel:
 
 @dataclass(frozen=True, slots=True)
 class SdpaFlashKernel:
-    """FlashAttention 2 as PyTorch brings it; masks as cuDNN does."""
+    """FlashAttention 2 as PyTorch brings it."""
 
     @property
     def name(self) -> str:

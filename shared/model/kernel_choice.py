@@ -20,7 +20,7 @@ from shared.model.device_attention import KernelRange
 from shared.model.exact_attention import EXACT_KERNELS, ExactKernel, HeadShape
 from shared.model.plain_attention import plain_attention
 
-MEASURED_TOKENS = (1024, 4096, 16_384)
+MEASURED_TOKENS = (1024, 4096, 16_384, 32_768)
 """Lengths at which kernels are timed; each stands for those nearest to it by ratio."""
 
 LARGEST_ERROR = 1e-2
@@ -59,7 +59,10 @@ def choose_kernels(
     kernels: Sequence[ExactKernel] = EXACT_KERNELS,
     timer: Timer | None = None,
 ) -> KernelChoice:
-    """Compares and times kernels on random tensors; takes a second or two on a GPU.
+    """Compares and times kernels on random tensors.
+
+    It takes a second or two on a GPU, and at the first start with a package that compiles its
+    kernels as much longer as that takes: flash-attn 4 seconds, FlashInfer about a minute.
 
     Args:
         shape: heads, type and longest prompt.

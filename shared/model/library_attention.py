@@ -14,6 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
+from shared.errors import ConfigError
+
+FLASHINFER_HEAD_SIZES = (64, 128, 256)
+"""Head sizes of its kernels for tensor cores; others would fail, after a minute of compiling."""
+
 
 @dataclass(frozen=True, slots=True)
 class FlashAttn4Kernel:
@@ -105,6 +110,9 @@ class FlashInferKernel:
         """See `ExactKernel.attend`."""
         from flashinfer import single_prefill_with_kv_cache  # noqa: PLC0415  an optional extra
 
+        if q_THD.shape[2] not in FLASHINFER_HEAD_SIZES:
+            sizes = ", ".join(map(str, FLASHINFER_HEAD_SIZES))
+            raise ConfigError(f"head size {q_THD.shape[2]} is none of FlashInfer's, {sizes}")
         found: Any = single_prefill_with_kv_cache(
             q_THD, k_SGD, v_SGD, causal=True, return_lse=want_lse
         )

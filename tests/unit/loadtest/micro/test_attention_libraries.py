@@ -5,6 +5,7 @@ import torch
 
 from loadtest.micro import attention_libraries, attention_prompts, attention_steps
 from loadtest.micro.models import random_on_device
+from loadtest.micro.step_parity import Float32Twin
 from loadtest.micro.step_rows import CaseRows
 from loadtest.micro.step_shapes import CASES, TINY
 from shared.errors import ConfigError, InternalError
@@ -80,10 +81,11 @@ def test_steps_are_compared_before_they_are_timed(monkeypatch, wrong):
     model = random_on_device(TINY.config, device=CPU, dtype=torch.float32)
     held = CaseRows(model, TINY)
     runners = attention_steps.make_both(model, held, TINY)
+    exact = Float32Twin(model, held, rows=1)
     if wrong:
-        with pytest.raises(InternalError, match="one of the two is wrong"):
-            attention_steps.compare(held, runners, steps=1)
+        with pytest.raises(InternalError, match="FlashInfer is wrong on this device"):
+            attention_steps.compare(held, runners, exact=exact, steps=1)
         return
-    off = attention_steps.compare(held, runners, steps=1)
+    off = attention_steps.compare(held, runners, exact=exact, steps=1)
     assert set(off) == set(held.arms())
-    assert max(off.values()) < 1e-4
+    assert max(error for by_backend in off.values() for error in by_backend.values()) < 1e-4

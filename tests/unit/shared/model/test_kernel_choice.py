@@ -81,9 +81,9 @@ def choose(*kernels: Kernel, shape: HeadShape = SHAPE):
 
 
 def test_the_fastest_serves_length_by_length():
-    slow_start = Kernel("a", {1024: 3.0, 4096: 2.0, 16384: 1.0})
-    slow_end = Kernel("b", {1024: 2.0, 4096: 3.0, 16384: 4.0})
-    never = Kernel("c", {1024: 4.0, 4096: 8.0, 16384: 8.0})
+    slow_start = Kernel("a", {1024: 3.0, 4096: 2.0, 16384: 1.0, 32768: 2.0})
+    slow_end = Kernel("b", {1024: 2.0, 4096: 3.0, 16384: 4.0, 32768: 8.0})
+    never = Kernel("c", {1024: 4.0, 4096: 8.0, 16384: 8.0, 32768: 9.0})
     choice = choose(slow_start, slow_end, never)
     assert [(r.up_to, r.kernel) for r in choice.ranges] == [(2048, slow_end), (None, slow_start)]
     assert choice.seconds["c"] == never.speed
@@ -120,7 +120,7 @@ def test_a_short_context_is_measured_at_its_length():
     ],
 )
 def test_a_kernel_that_does_not_work_is_rejected(broken: Kernel, reason: str):
-    works = Kernel("a", dict.fromkeys((1024, 4096, 16384), 1.0))
+    works = Kernel("a", dict.fromkeys(LENGTHS, 1.0))
     choice = choose(broken, works)
     assert choice.rejected["x"].startswith(reason)
     assert [r.kernel for r in choice.ranges] == [works]

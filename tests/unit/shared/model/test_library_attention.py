@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from shared.errors import ConfigError
 from shared.model.library_attention import (
     FlashAttn2Kernel,
     FlashAttn4Kernel,
@@ -31,8 +32,8 @@ def _installed(monkeypatch):
 @pytest.mark.parametrize(("tokens", "keys"), [(40, 40), (7, 40), (1, 1)])
 def test_an_adapter_gives_rows_of_heads_and_natural_logarithms(kernel, tokens, keys):
     generator = torch.Generator().manual_seed(keys)
-    q = torch.randn((tokens, 6, 16), generator=generator)
-    k, v = (torch.randn((keys, 2, 16), generator=generator) for _ in range(2))
+    q = torch.randn((tokens, 6, 64), generator=generator)
+    k, v = (torch.randn((keys, 2, 64), generator=generator) for _ in range(2))
     assert kernel.missing is None
     assert kernel.padded(tokens) == tokens
     wanted_THD, wanted_TH = plain_attention(q, k, v)
@@ -42,6 +43,13 @@ def test_an_adapter_gives_rows_of_heads_and_natural_logarithms(kernel, tokens, k
     out_THD, lse_TH = kernel.attend(q, k, v, want_lse=False)
     torch.testing.assert_close(out_THD, wanted_THD)
     assert lse_TH is None
+
+
+@pytest.mark.usefixtures("_installed")
+def test_flashinfer_is_not_asked_to_compile_what_it_has_no_kernel_for():
+    x_THD = torch.zeros(4, 2, 80)
+    with pytest.raises(ConfigError, match="head size 80 is none of FlashInfer's"):
+        FlashInferKernel().attend(x_THD, x_THD, x_THD, want_lse=True)
 
 
 def test_the_two_flash_attn_packages_are_told_apart(monkeypatch):
