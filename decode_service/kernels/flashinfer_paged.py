@@ -20,8 +20,8 @@ from torch import Tensor
 from decode_service.kernels.paged_attention import PageTables
 from shared.kv.geometry import PAGE_SIZE
 
-_QUERY_TILE = 16
-"""Query rows of one of its tiles; the query heads of a KV head are packed into them."""
+_QUERY_TILES = (16, 64, 128)
+"""Query rows of its tiles: the first that takes all query heads of a KV head, or the last."""
 
 _PLAN_BYTES = 1 << 18
 """Room for a plan: 17 bytes a tile and 8 a row, so for about 4,000 rows."""
@@ -49,17 +49,18 @@ def make_workspace(heads: PagedHeads, *, max_rows: int, device: torch.device) ->
         max_rows: rows of one step at most.
         device: where the steps run.
     """
-    # The library starts two blocks a multiprocessor, and at least one tile a row and KV head.
     on_gpu = device.type == "cuda"
     multiprocessors = (
         torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
     )
     group = heads.num_heads // heads.num_kv_heads
-    tiles = max(2 * multiprocessors // heads.num_kv_heads, max_rows * (1 + group // _QUERY_TILE))
-    a_tile = _QUERY_TILE * (heads.head_dim + 1) * torch.float32.itemsize
+    tile = next(rows for rows in _QUERY_TILES if group <= rows or rows == _QUERY_TILES[-1])
+    # Two blocks a multiprocessor, and no fewer than its bound for rows that nothing cuts.
+    tiles = max(2 * multiprocessors // heads.num_kv_heads, -(-max_rows * group // tile) + max_rows)
+    a_tile = tile * (heads.head_dim + 1) * torch.float32.itemsize
     # It wants zeros at first use; a megabyte is for what it aligns.
     return torch.zeros(
-        heads.num_heads * (tiles + 1) * a_tile + (1 << 20), dtype=torch.uint8, device=device
+        heads.num_heads * tiles * a_tile + (1 << 20), dtype=torch.uint8, device=device
     )
 
 

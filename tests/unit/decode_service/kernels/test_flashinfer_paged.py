@@ -55,8 +55,12 @@ def test_the_same_buffers_serve_other_rows_and_wider_tables():
         torch.testing.assert_close(out_BHD.double(), slow_attention(rows), atol=1e-5, rtol=1e-5)
 
 
-def test_pieces_of_many_rows_find_room():
-    heads = PagedHeads(num_heads=64, num_kv_heads=2, head_dim=128, dtype=torch.bfloat16)
-    few, many = (make_workspace(heads, max_rows=n, device=DEVICE).numel() for n in (4, 256))
-    a_piece = heads.num_heads * 16 * (heads.head_dim + 1) * 4
-    assert many - few == (256 - 4) * 3 * a_piece
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "tiles", "tile"),
+    [(12, 2, 64, 24 + 64, 16), (32, 8, 256, 64 + 256, 16), (64, 2, 256, 128 + 256, 64)],
+)
+def test_pieces_of_many_rows_find_room(heads, kv_heads, rows, tiles, tile):
+    """Tiles as the library bounds them: `PrefillSplitQOKVIndptr` of its scheduler, by hand."""
+    of = PagedHeads(num_heads=heads, num_kv_heads=kv_heads, head_dim=128, dtype=torch.bfloat16)
+    room = make_workspace(of, max_rows=rows, device=DEVICE).numel()
+    assert room == heads * tiles * tile * (128 + 1) * 4 + (1 << 20)
