@@ -64,6 +64,13 @@ class PrefillConfig:
     """Prompt tokens that run through a layer at once on a CPU."""
     device_chunk_tokens: int = 16384
     """The same on a CUDA device, where a block's activations take 90 KB a token at the 8B shape."""
+    pack_tokens: int = 0
+    """Most prompt tokens that short prompts which wait together fill one pass with on a CPU, whose
+    cores one prompt keeps busy; a longer prompt goes alone; 0 computes one prompt at a time."""
+    device_pack_tokens: int = 8192
+    """The same on a CUDA device, which a prompt of some hundred tokens leaves mostly idle."""
+    pack_prompts: int = 32
+    """Most prompts of one pass."""
     queue_tokens: int = 65536
     """Prompt tokens that may wait; more are turned away with queue_full."""
     transports: tuple[str, ...] = ("grpc",)
@@ -100,7 +107,8 @@ class PrefillConfig:
 
     def __post_init__(self) -> None:
         self._require(("chunk_tokens", "device_chunk_tokens", "queue_tokens"), low=1)
-        self._require(("delivery_tries", "buffer_bytes"), low=1)
+        self._require(("delivery_tries", "buffer_bytes", "pack_prompts"), low=1)
+        self._require(("pack_tokens", "device_pack_tokens"), low=0)
         self._require(("port", "admin_port", "threads", "max_model_len", "sealed_bytes"), low=0)
         self._require(("stall_exit_s", "drain_s"), low=0)
         for name in ("reserve_wait_s", "rpc_timeout_s", "sealed_lease_s", "stall_s"):

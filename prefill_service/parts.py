@@ -5,6 +5,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from prefill_service.config import PrefillConfig
+from prefill_service.engine.batcher import PackLimits
 from prefill_service.engine.compute import ComputeThread
 from prefill_service.engine.courier import DeliveryPolicy
 from prefill_service.engine.engine import PrefillEngine
@@ -141,7 +142,7 @@ class Parts:
         )
 
     def _services(self, config: PrefillConfig, *, geometry: KvGeometry, owner: Owner) -> Services:
-        speed = SpeedMeter()
+        speed, on_cuda = SpeedMeter(), self.runner.device.type == "cuda"
         return Services(
             compute=self.compute,
             planner=self.planner,
@@ -152,6 +153,10 @@ class Parts:
                 tries=config.delivery_tries, reserve_wait_s=config.reserve_wait_s
             ),
             queue=TokenQueue(config.queue_tokens, speed=speed),
+            pack=PackLimits(
+                tokens=config.device_pack_tokens if on_cuda else config.pack_tokens,
+                prompts=config.pack_prompts,
+            ),
             held=HeldStore(
                 buffer_bytes=config.buffer_bytes,
                 sealed_bytes=config.sealed_bytes,

@@ -6,6 +6,7 @@ Both leave nothing behind however they end: no reservation, no slab, no compute.
 import asyncio
 import time
 
+from prefill_service.engine.batcher import Turn
 from prefill_service.engine.compute import Computed
 from prefill_service.engine.courier import Arrived, Courier
 from prefill_service.engine.held import HeldKv
@@ -22,15 +23,14 @@ class PromptRun:
     """One prompt's turn.
 
     Args:
-        job: the prompt.
+        turn: its place in a pass; left as soon as it was computed, or will not be.
         services: what to work with.
-        turn_over: set as soon as the next prompt may be computed.
     """
 
-    def __init__(self, job: PrefillJob, *, services: Services, turn_over: asyncio.Event) -> None:
-        self._job = job
+    def __init__(self, turn: Turn, *, services: Services) -> None:
+        self._job = turn.job
+        self._turn = turn
         self._services = services
-        self._turn_over = turn_over
         self._computed: Computed | None = None
 
     async def run(self) -> Sealed:
@@ -50,7 +50,7 @@ class PromptRun:
             finally:
                 held.discharge(nbytes)
         finally:
-            self._turn_over.set()
+            self._turn.leave()
 
     async def _admitted(self, plan: PromptPlan) -> Sealed:
         job, services = self._job, self._services
@@ -82,18 +82,14 @@ class PromptRun:
             await compute
 
     async def _compute(self, parcel: Parcel) -> None:
-        job, services = self._job, self._services
-        began = time.monotonic()
         try:
-            self._computed = await services.compute.run(job, plan=parcel.plan, slab=parcel.slab)
+            done = self._computed = await self._turn.compute(parcel.plan, parcel.slab)
         except TandemError as error:
-            job.stop(error)
+            self._job.stop(error)
             return
         finally:
-            self._turn_over.set()
-        services.speed.record(job.tokens, time.monotonic() - began)
-        services.recorder.computed(self._computed)
-        done = self._computed
+            self._turn.leave()
+        self._services.recorder.computed(done)
         parcel.finish(done.first_tokens, plan=done.plan, trace=done.trace)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from prefill_service.engine.batcher import PackLimits
 from prefill_service.engine.compute import Computed, ComputeThread
 from prefill_service.engine.courier import DeliveryPolicy
 from prefill_service.engine.held import HeldStore
@@ -51,6 +52,10 @@ def profile_planner(config: ModelConfig, *, geometry: KvGeometry, params: Prunin
 class Recorder(Protocol):
     """Is told what happened, for metrics and logs; on the loop."""
 
+    def passed(self, prompts: int, tokens: int) -> None:
+        """Prompts went through the model in one pass, with these tokens in all."""
+        ...
+
     def computed(self, computed: Computed) -> None:
         """A prompt went through the model."""
         ...
@@ -78,6 +83,8 @@ class Services:
     """How persistently they are tried."""
     queue: TokenQueue
     """Waiting prompts."""
+    pack: PackLimits
+    """How many of them are computed together."""
     held: HeldStore
     """Host memory and leases."""
     speed: SpeedMeter

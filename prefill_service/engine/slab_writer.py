@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.observer import KvObserver
 from prefill_service.engine.pace import Mark, mark_for
 from prefill_service.engine.plan import PromptPlan
-from prefill_service.engine.runner import KvObserver
 
 _WAITING = 64
 """Blocks that may wait for their copy; then the engine waits, which bounds device memory."""

@@ -26,7 +26,7 @@ class KernelRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptAttention:
-    """Attention of a prompt over itself."""
+    """Attention of prompts over themselves, each over its own tokens."""
 
     out_THD: Tensor
     """Output."""
@@ -48,25 +48,59 @@ class DeviceAttention:
         self._torch = TorchAttention()
         self.name = _described(ranges)
 
-    def padded(self, tokens: int) -> int:
-        """Rows that `prompt` wants of the tensors of a prompt of `tokens` tokens."""
-        return self._kernel(tokens).padded(tokens)
+    def padded(self, *lengths: int) -> int:
+        """Rows that `prompts` wants of the tensors of prompts of these lengths."""
+        if len(lengths) == 1:
+            return self._kernel(lengths[0]).padded(lengths[0])
+        return sum(lengths)
 
-    def prompt(
-        self, q_PHD: Tensor, k_PGD: Tensor, v_PGD: Tensor, *, tokens: int, want_lse: bool
+    def prompts(
+        self,
+        q_PHD: Tensor,
+        k_PGD: Tensor,
+        v_PGD: Tensor,
+        *,
+        lengths: tuple[int, ...],
+        want_lse: bool,
     ) -> PromptAttention:
-        """Causal attention of a prompt of `tokens` tokens over itself.
+        """Causal attention of prompts over themselves, whose rows lie side by side.
 
         Args:
-            q_PHD: queries, `padded(tokens)` rows; those after the prompt hold numbers.
+            q_PHD: queries, `padded(*lengths)` rows; those after the prompts hold numbers.
             k_PGD: keys, alike.
             v_PGD: values, alike.
-            tokens: T.
+            lengths: tokens of each prompt.
             want_lse: also give the log-sum-exp.
         """
+        if len(lengths) == 1:
+            return self._prompt(q_PHD, k_PGD, v_PGD, tokens=lengths[0], want_lse=want_lse)
+        seen, first = [], 0
+        for tokens in lengths:
+            own = slice(first, first + tokens)
+            first = own.stop
+            tensors = self._room(q_PHD[own], k_PGD[own], v_PGD[own])
+            seen.append(self._prompt(*tensors, tokens=tokens, want_lse=want_lse))
+        lse = [each.lse_TH for each in seen if each.lse_TH is not None]
+        return PromptAttention(
+            out_THD=torch.cat([each.out_THD for each in seen]),
+            lse_TH=torch.cat(lse) if want_lse else None,
+        )
+
+    def _prompt(
+        self, q_PHD: Tensor, k_PGD: Tensor, v_PGD: Tensor, *, tokens: int, want_lse: bool
+    ) -> PromptAttention:
         out_PHD, lse_PH = self._kernel(tokens).attend(q_PHD, k_PGD, v_PGD, want_lse=want_lse)
         lse_TH = None if lse_PH is None else lse_PH[:tokens]
         return PromptAttention(out_THD=out_PHD[:tokens], lse_TH=lse_TH)
+
+    def _room(self, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of one prompt, padded as its kernel wants them."""
+        tokens = tensors[0].shape[0]
+        missing = self.padded(tokens) - tokens
+        if missing:
+            tensors = tuple(functional.pad(x, (0, 0, 0, 0, 0, missing)) for x in tensors)
+        q_PHD, k_PGD, v_PGD = tensors
+        return q_PHD, k_PGD, v_PGD
 
     def causal(self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
         """See `PrefillAttention.causal`."""
@@ -75,12 +109,8 @@ class DeviceAttention:
             return _last_query(q_THD, k_SGD, v_SGD)
         if tokens < k_SGD.shape[0]:
             return self._torch.causal(q_THD, k_SGD, v_SGD)
-        missing = self.padded(tokens) - tokens
-        tensors = (q_THD, k_SGD, v_SGD)
-        if missing:
-            padded = tuple(functional.pad(x, (0, 0, 0, 0, 0, missing)) for x in tensors)
-            tensors = (padded[0], padded[1], padded[2])
-        return self.prompt(*tensors, tokens=tokens, want_lse=False).out_THD
+        tensors = self._room(q_THD, k_SGD, v_SGD)
+        return self._prompt(*tensors, tokens=tokens, want_lse=False).out_THD
 
     def at_positions(
         self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, *, positions_T: Tensor

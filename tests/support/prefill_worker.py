@@ -5,7 +5,7 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ from prefill_service.engine.capture import CapturedKv
 from prefill_service.engine.engine import PrefillEngine
 from prefill_service.engine.job import PromptRequest
 from prefill_service.engine.plan import PromptPlan
-from prefill_service.engine.runner import KvObserver, PrefillOutput, PrefillRunner
+from prefill_service.engine.prompt_pass import PackedPrompt
+from prefill_service.engine.runner import PrefillOutput, PrefillRunner
 from protos.tandem.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
 from shared.rpc.channel import open_channel
 from shared.telemetry.spans import SpanSource
@@ -62,17 +63,19 @@ class GatedRunner:
         self.hang.set()
         self.reached = threading.Event()
         self.runs = 0
+        self.packs: list[int] = []
+        """Prompts of each pass."""
         self.device = inner.device
 
-    def run(
-        self,
-        *,
-        token_ids: Sequence[int],
-        plan: PromptPlan,
-        observer: KvObserver,
-        stop: Callable[[], bool],
-    ) -> PrefillOutput:
-        self.runs += 1
+    def run_pack(
+        self, prompts: Sequence[PackedPrompt], *, ended: Callable[[int, Exception], None]
+    ) -> list[PrefillOutput | Exception]:
+        self.runs += len(prompts)
+        self.packs.append(len(prompts))
+        gated = [replace(prompt, stop=self._gated(prompt.stop)) for prompt in prompts]
+        return self._inner.run_pack(gated, ended=ended)
+
+    def _gated(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         calls = itertools.count()
 
         def gated() -> bool:
@@ -85,7 +88,7 @@ class GatedRunner:
                     return True
             return stop()
 
-        return self._inner.run(token_ids=token_ids, plan=plan, observer=observer, stop=gated)
+        return gated
 
     async def wait_reached(self) -> None:
         assert await asyncio.to_thread(self.reached.wait, 10)
