@@ -69,6 +69,7 @@ class ComputeThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prefill-engine")
         self._checksums = ThreadPoolExecutor(1, thread_name_prefix="prefill-crc")
         self._last_beat: float | None = None
+        self._going = 0
 
     @property
     def checksums(self) -> ThreadPoolExecutor:
@@ -102,10 +103,12 @@ class ComputeThread:
 
     def _run(self, pack: Sequence[PromptWork], loop: asyncio.AbstractEventLoop) -> None:
         runs: list[_ThreadRun] = []
-        self._last_beat = time.monotonic()
+        self._last_beat, self._going = time.monotonic(), len(pack)
         try:
             device = self._runner.device
-            runs.extend(_ThreadRun(work, loop=loop, device=device) for work in pack)
+            runs.extend(
+                _ThreadRun(work, loop=loop, device=device, ended=self._one_ended) for work in pack
+            )
             prompts = [run.prompt(self._beat) for run in runs]
             outputs = self._runner.run_pack(prompts, ended=lambda i, error: runs[i].fail(error))
             # All first tokens before any slab: a caller must not wait for the copies of others.
@@ -122,14 +125,26 @@ class ComputeThread:
     def _beat(self) -> None:
         self._last_beat = time.monotonic()
 
+    def _one_ended(self) -> None:
+        """Whoever hears of the last end finds the thread idle."""
+        self._going -= 1
+        if self._going == 0:
+            self._last_beat = None
+
 
 class _ThreadRun:
     """One prompt of a pass, in the engine thread."""
 
     def __init__(
-        self, work: PromptWork, *, loop: asyncio.AbstractEventLoop, device: torch.device
+        self,
+        work: PromptWork,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        device: torch.device,
+        ended: Callable[[], None],
     ) -> None:
         self._work = work
+        self._ended = ended
         self._loop = loop
         self._writer = slab_writer(work.slab, progressed=self._progressed, device=device)
         trace = work.job.request.options.trace
@@ -196,6 +211,7 @@ class _ThreadRun:
 
     def _end(self, settle: Callable[[asyncio.Future[Computed]], None]) -> None:
         self.close()
+        self._ended()
         self._loop.call_soon_threadsafe(_unless_done, self._work.computed, settle)
 
     def _progressed(self, done_tokens: int) -> None:

@@ -4,7 +4,9 @@ Shapes: T tokens or queries, P the same with padding, S keys, H query heads, G K
 size.
 """
 
+from copy import copy
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +36,25 @@ class PromptAttention:
     """Natural log-sum-exp of each query's scaled logits, float32, if it was wanted."""
 
 
+class PackKernel(Protocol):
+    """A library's kernel for several prompts at once; keeps nothing between calls."""
+
+    name: str
+    """As logs and health show it."""
+
+    def attend(
+        self,
+        q_THD: Tensor,
+        k_TGD: Tensor,
+        v_TGD: Tensor,
+        *,
+        lengths: tuple[int, ...],
+        want_lse: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output [T, H, D] and, if wanted, log-sum-exp [T, H], float32; see `prompts` below."""
+        ...
+
+
 class DeviceAttention:
     """Attention by chosen kernels; a prefill engine that gets it runs its own kernels around it.
 
@@ -47,6 +68,14 @@ class DeviceAttention:
         self._ranges = ranges
         self._torch = TorchAttention()
         self.name = _described(ranges)
+        self._packs: PackKernel | None = None
+
+    def with_packs(self, kernel: PackKernel) -> "DeviceAttention":
+        """The same, with a kernel for several prompts at once; without one they take turns."""
+        other = copy(self)
+        other._packs = kernel  # noqa: SLF001  a copy of this very class
+        other.name = f"{self.name}, packs by {kernel.name}"
+        return other
 
     def padded(self, *lengths: int) -> int:
         """Rows that `prompts` wants of the tensors of prompts of these lengths."""
@@ -74,6 +103,11 @@ class DeviceAttention:
         """
         if len(lengths) == 1:
             return self._prompt(q_PHD, k_PGD, v_PGD, tokens=lengths[0], want_lse=want_lse)
+        if self._packs is not None:
+            out_THD, lse_TH = self._packs.attend(
+                q_PHD, k_PGD, v_PGD, lengths=lengths, want_lse=want_lse
+            )
+            return PromptAttention(out_THD=out_THD, lse_TH=lse_TH)
         seen, first = [], 0
         for tokens in lengths:
             own = slice(first, first + tokens)

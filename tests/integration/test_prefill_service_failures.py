@@ -246,11 +246,11 @@ async def test_a_handoff_is_used_once(worker: Worker, peers: list[DecodePeer]) -
 async def test_an_engine_defect_ends_one_prompt_only(
     worker: Worker, peers: list[DecodePeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(**_arguments: object) -> None:
+    def broken(*_prompts: object, **_arguments: object) -> None:
         raise RuntimeError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker.runner, "run", broken)
+        patch.setattr(worker.runner, "run_pack", broken)
         events = await worker.run(prompt_request(prompt_ids(20), peers))
     assert events[-1].code == "internal_error"
     assert "planted" not in events[-1].message
