@@ -10,7 +10,7 @@ the one before it was computed.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prefill_service.engine.compute import Computed, ComputeThread, PromptWork
@@ -34,6 +34,12 @@ class PackLimits:
     def packs(self) -> bool:
         """Whether prompts are ever computed together."""
         return self.tokens > 0 and self.prompts > 1
+
+    def fits(self, tokens: int, *, beside: Sequence[int]) -> bool:
+        """Whether a prompt fits into the pass of others, all of them by their tokens."""
+        if not beside:
+            return True
+        return len(beside) < self.prompts and sum(beside) + tokens <= self.tokens
 
 
 class Turn:
@@ -104,7 +110,7 @@ class Batcher:
         """The turn of the first prompt in the queue, as soon as there is a place for it."""
         while True:
             first = await self._queue.first()
-            if self._fits(first):
+            if self._limits.fits(first.tokens, beside=[t.job.tokens for t in self._places]):
                 turn = Turn(await self._queue.get(), batcher=self)
                 self._places.add(turn)
                 return turn
@@ -132,16 +138,6 @@ class Batcher:
         """A place is free again."""
         self._places.discard(turn)
         self._room_changed.set()
-
-    def _fits(self, job: PrefillJob) -> bool:
-        if not self._places:
-            return True
-        tokens = sum(turn.job.tokens for turn in self._places) + job.tokens
-        return (
-            self._limits.packs
-            and len(self._places) < self._limits.prompts
-            and tokens <= self._limits.tokens
-        )
 
     async def _run_pass(self) -> None:
         going, self._ready = self._ready, []

@@ -88,7 +88,7 @@ def _fault(kernel: PackKernel, shape: HeadShape, device: torch.device) -> str | 
     try:
         out_THD, lse_TH = kernel.attend(q, k, v, lengths=lengths, want_lse=True)
         assert lse_TH is not None, "it gives no log-sum-exp"
-        prompts = zip(*(torch.split(x, lengths) for x in (q, k, v)), strict=True)
+        prompts = zip(*(torch.split(x, list(lengths)) for x in (q, k, v)), strict=True)
         wanted = [plain_attention(*prompt) for prompt in prompts]
         off = _difference(out_THD, torch.cat([out for out, _ in wanted]))
         lse_off = _difference(lse_TH, torch.cat([lse for _, lse in wanted]))

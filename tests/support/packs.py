@@ -130,7 +130,7 @@ class PlainPackKernel:
     def attend(
         self, *tensors: Tensor, lengths: tuple[int, ...], want_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        prompts = zip(*(torch.split(x, lengths) for x in tensors), strict=True)
+        prompts = zip(*(torch.split(x, list(lengths)) for x in tensors), strict=True)
         seen = [plain_attention(*prompt) for prompt in prompts]
         out_THD = torch.cat([out for out, _ in seen]).to(tensors[0].dtype)
         return out_THD, torch.cat([lse for _, lse in seen]) if want_lse else None

@@ -29,7 +29,11 @@ PARAMS = PruningParams(
 FULL = replace(PARAMS, keep_rate=1.0)
 ONE_BY_ONE = DeviceAttention((KernelRange(up_to=None, kernel=PlainKernel(16)),))
 IN_ONE_CALL = ONE_BY_ONE.with_packs(PlainPackKernel())
-WAYS = {"torch": TorchAttention(), "one by one": ONE_BY_ONE, "in one call": IN_ONE_CALL}
+WAYS: dict[str, PrefillAttention] = {
+    "torch": TorchAttention(),
+    "one by one": ONE_BY_ONE,
+    "in one call": IN_ONE_CALL,
+}
 
 
 @pytest.fixture(params=list(WAYS))

@@ -70,8 +70,10 @@ def test_a_wrong_kernel_does_not(
     spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]], reason: str
 ) -> None:
     class Spoiled(PlainPackKernel):
-        def attend(self, *tensors: Tensor, **how: object) -> tuple[Tensor, Tensor | None]:
-            out, lse = super().attend(*tensors, **how)
+        def attend(
+            self, *tensors: Tensor, lengths: tuple[int, ...], want_lse: bool
+        ) -> tuple[Tensor, Tensor | None]:
+            out, lse = super().attend(*tensors, lengths=lengths, want_lse=want_lse)
             assert lse is not None
             return spoil(out, lse)
 
