@@ -6,9 +6,9 @@
 Random weights of a model's shape in bfloat16; a crowd of prompts waits at once, its KV is left in
 memory. Before anything is timed, prompts in company are compared with the same prompts alone on
 small models; without a GPU that comparison alone runs, on one model in float32 under Triton's
-interpreter (TRITON_INTERPRET=1). Arms take turns; figures are medians with their spread: seconds until all have
-their first token, prompts a second, and the mean seconds of a prompt, which packing may well raise,
-since all prompts of a pass end together.
+interpreter (TRITON_INTERPRET=1). Arms take turns; figures are medians with their spread: seconds
+until all have their first token, prompts a second, and the mean seconds of a prompt, which packing
+may well raise, since all prompts of a pass end together.
 """
 
 import argparse

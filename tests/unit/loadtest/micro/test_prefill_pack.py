@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from prefill_service.engine.packed_pass import PackedPass
 from prefill_service.engine.runner import PrefillRunner
 from shared.errors import ConfigError, InternalError
 from shared.model.attention import TorchAttention
+from shared.model.random import random_config
 from shared.types.methods import PruningParams
 from tests.support.kernel_rows import DEVICE
 from tests.support.tiny_model import make_tiny_model
@@ -92,3 +94,22 @@ def test_the_summary_compares_with_one_by_one() -> None:
 def test_a_plan_that_measures_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="shapes are llama"):
         bench_packs(CrowdPlan(**wrong), device=CPU, progress=lambda _: None)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="stands for a GPU")
+def test_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the device itself: a tiny model, two crowds."""
+    shape = replace(random_config("llama", num_layers=3), tie_embeddings=False)
+    params = PruningParams(pruning_layer=1, deferred_layers=1, aggregation_window=1)
+    monkeypatch.setattr(bench, "MODEL_SHAPES", {"tiny": shape})
+    monkeypatch.setattr(bench, "load_profile", lambda **_: SimpleNamespace(pruning=params))
+    lines: list[str] = []
+    plan = CrowdPlan(
+        shape="tiny", crowds=((3, 20), (2, 9)), keep=(1.0, 0.5), pack_tokens=(40,), repeats=2
+    )
+    found = bench._timed(plan, device=CPU, progress=lines.append)
+    arms = ["full, alone", "full, packs of 40", "claa 50 %, alone", "claa 50 %, packs of 40"]
+    assert [list(at) for at in found["crowds"].values()] == [arms, arms]
+    assert [len(at[arms[1]]["runs"]) for at in found["crowds"].values()] == [2, 2]
+    assert list(json.loads(lines[-1])) == ["2x9"]
+    bench._print({"parity": {}, **found, "device": "a", "torch": "b", "triton": "c"})
