@@ -55,7 +55,7 @@ class CrowdPlan:
     crowds: tuple[tuple[int, int], ...] = ((16, 1000), (64, 250))
     """Prompts that wait, and the tokens of each."""
     keep: tuple[float, ...] = (1.0, 0.2)
-    """Keep rates."""
+    """Keep rates, without the profile's floor, so that short prompts are pruned, too."""
     pack_tokens: tuple[int, ...] = (PrefillConfig().device_pack_tokens,)
     """Most tokens of a pass, an arm each."""
     pack_prompts: int = PrefillConfig().pack_prompts
@@ -199,7 +199,7 @@ def _arms(
         arm_name(rate, tokens): CrowdArm(
             runner=runner,
             model=model,
-            params=replace(params, keep_rate=rate, kv_rate=None, mass=None),
+            params=replace(params, keep_rate=rate, kv_rate=None, mass=None, min_keep=0),
             limits=PackLimits(tokens=tokens, prompts=plan.pack_prompts),
         )
         for rate in plan.keep

@@ -17,7 +17,7 @@ from prefill_service.engine.observer import KvObserver
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.selection import PromptSelection, gathered
 from prefill_service.engine.stopwatch import stopwatch_for
-from shared.errors import CancelledError
+from shared.errors import CancelledError, TandemError
 from shared.kv.slab_layout import SlabLayout
 from shared.types.kv_manifest import PositionKind
 
@@ -83,7 +83,9 @@ class PromptPass:
         try:
             yield
         except Exception as error:  # noqa: BLE001  the other prompts of the pass must not suffer
-            self.error = error
+            # The frames of a traceback hold tensors, in a circle with this prompt; an end that was
+            # foreseen does without.
+            self.error = error.with_traceback(None) if isinstance(error, TandemError) else error
             self._awaiting_kept.clear()
 
     def look(self) -> None:
