@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from prefill_service.engine.compute import Computed, ComputeThread, PromptWork
 from prefill_service.engine.host_slab import HostSlab
-from prefill_service.engine.job import PrefillJob
+from prefill_service.engine.job import PrefillJob, Started
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from shared.errors import TandemError
@@ -144,7 +144,8 @@ class Batcher:
         self._some_ready.clear()
         if not going:
             return
-        for turn, _, begun in going:
+        for turn, work, begun in going:
+            turn.job.emit(Started(time.monotonic() - turn.job.created, work.plan.summary))
             begun.set()
             if self._limits.packs:
                 self.leave(turn)

@@ -11,7 +11,7 @@ from prefill_service.engine.compute import Computed
 from prefill_service.engine.courier import Arrived, Courier
 from prefill_service.engine.held import HeldKv
 from prefill_service.engine.host_slab import HostSlab
-from prefill_service.engine.job import PrefillJob, Sealed, Started
+from prefill_service.engine.job import PrefillJob, Sealed
 from prefill_service.engine.parcel import Parcel
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.services import Services
@@ -60,7 +60,6 @@ class PromptRun:
         machine = HandoffStateMachine(job.key)
         try:
             await job.unless_stopped(courier.reserve())
-            job.emit(Started(time.monotonic() - job.created, plan.summary))
             arrived = await self._compute_and_deliver(parcel, courier)
             machine = arrived.delivery.machine
             return _sealed(parcel, arrived, services=services, computed=self._computed)

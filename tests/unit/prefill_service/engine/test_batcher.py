@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,8 @@ from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from shared.errors import CancelledError, InternalError
 from tests.support.prefill_jobs import job_of
 from tests.support.waiting import until
+
+_PLAN: Any = SimpleNamespace(summary="as planned")
 
 
 class Passes:
@@ -70,7 +73,7 @@ class Rig:
         try:
             if (ready := self.slow.get(turn.job.tokens)) is not None:
                 await turn.job.unless_stopped(ready.wait())
-            return await turn.compute(cast("Any", None), cast("Any", None))
+            return await turn.compute(_PLAN, cast("Any", None))
         finally:
             turn.leave()
 
