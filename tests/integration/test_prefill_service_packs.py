@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from prefill_service.engine import compute
+from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.slab_writer import DeviceSlabWriter
 from protos.tandem.v1 import common_pb2, prefill_pb2
 from shared.kv.checksum import crc32
 from shared.types.handoff import HandoffKey
@@ -84,7 +87,17 @@ def requests_of(peer: DecodePeer) -> list[prefill_pb2.PrefillRequest]:
     ]
 
 
-async def test_each_gets_what_it_gets_alone(worker: Worker, peers: list[DecodePeer]) -> None:
+def threaded_writer(slab: HostSlab, **how: Any) -> DeviceSlabWriter:
+    """As on a CUDA device: each prompt's KV is copied by a thread of its own."""
+    return DeviceSlabWriter(slab, **how)
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["copied at once", "copied in threads"])
+async def test_each_gets_what_it_gets_alone(
+    worker: Worker, peers: list[DecodePeer], threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if threads:
+        monkeypatch.setattr(compute, "slab_writer", threaded_writer)
     crowd = Crowd(worker)
     await crowd.first(peers[0])
     requests = requests_of(peers[0])
