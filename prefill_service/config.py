@@ -67,7 +67,7 @@ class PrefillConfig:
     pack_tokens: int = 0
     """Most prompt tokens that short prompts which wait together fill one pass with on a CPU, whose
     cores one prompt keeps busy; a longer prompt goes alone; 0 computes one prompt at a time."""
-    device_pack_tokens: int = 8192
+    device_pack_tokens: int = 4096
     """The same on a CUDA device, which a prompt of some hundred tokens leaves mostly idle."""
     pack_prompts: int = 32
     """Most prompts of one pass."""
