@@ -43,9 +43,7 @@ class LandingGround:
         incarnation: str,
     ) -> None:
         self.probes = ProbeGround(
-            memoryview(slab.memory)[slab.total_bytes :],
-            offset=slab.total_bytes,
-            incarnation=incarnation,
+            slab.memory, offset=slab.total_bytes, incarnation=incarnation
         )
         self._writer = ProbedWriter(table, self.probes)
         landing = ProbedLanding(SlabLanding(table, slab), self.probes)

@@ -155,11 +155,7 @@ async def receiver(
 ) -> AsyncIterator[Receiver]:
     """A receiver and a transport of the given name that reaches it."""
     slab = Slab(slab_bytes, spare_bytes=SPARE_BYTES)
-    probes = ProbeGround(
-        memoryview(slab.memory)[slab.total_bytes :],
-        offset=slab.total_bytes,
-        incarnation=INCARNATION,
-    )
+    probes = ProbeGround(slab.memory, offset=slab.total_bytes, incarnation=INCARNATION)
     writer = RecordingWriter(slab)
     server: RpcServer | None = None
     address = "here"
