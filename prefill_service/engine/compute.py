@@ -1,4 +1,4 @@
-"""The one engine thread: runs a prompt, copies its KV to the host slab, samples the first token."""
+"""The one engine thread: runs a prompt, copies its KV to its slab, samples the first token."""
 
 import asyncio
 import time
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import FirstTokens, PrefillJob, Progress, PromptRequest
 from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.prompt_slab import PromptSlab
 from prefill_service.engine.prompt_trace import TracedPrompt
 from prefill_service.engine.runner import PrefillRunner
 from prefill_service.engine.slab_writer import slab_writer
@@ -61,7 +61,7 @@ class ComputeThread:
         beat = self._last_beat
         return 0.0 if beat is None else time.monotonic() - beat
 
-    async def run(self, job: PrefillJob, *, plan: PromptPlan, slab: HostSlab) -> Computed:
+    async def run(self, job: PrefillJob, *, plan: PromptPlan, slab: PromptSlab) -> Computed:
         """Runs a prompt, emitting progress and the first token while it does.
 
         Raises:
@@ -89,7 +89,7 @@ class ComputeThread:
         self,
         job: PrefillJob,
         plan: PromptPlan,
-        slab: HostSlab,
+        slab: PromptSlab,
         loop: asyncio.AbstractEventLoop,
     ) -> Computed:
         def stop() -> bool:

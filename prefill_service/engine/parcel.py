@@ -6,12 +6,12 @@ import time
 
 import numpy as np
 
-from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import PromptRequest
 from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.prompt_slab import PromptSlab
 from prefill_service.engine.sender import ReserveTerms
 from shared.types.handoff import HandoffKey
-from shared.types.kv_manifest import KvManifest
+from shared.types.kv_manifest import KvManifest, SegmentCheck
 from shared.types.model_identity import ModelIdentity
 from shared.types.sampling import SampledToken
 from shared.types.trace import PromptTrace
@@ -28,7 +28,7 @@ class Parcel:
     """
 
     def __init__(
-        self, request: PromptRequest, *, plan: PromptPlan, slab: HostSlab, model: ModelIdentity
+        self, request: PromptRequest, *, plan: PromptPlan, slab: PromptSlab, model: ModelIdentity
     ) -> None:
         self.request = request
         self.plan = plan
@@ -76,8 +76,15 @@ class Parcel:
         self.completed_at = time.monotonic()
         self._complete.set()
 
-    async def manifest(self, key: HandoffKey) -> KvManifest:
-        """What a delivery under `key` promises; waits until the prompt is computed."""
+    async def manifest(
+        self, key: HandoffKey, *, check: SegmentCheck = SegmentCheck.CRC32
+    ) -> KvManifest:
+        """What a delivery under `key` promises; waits until the prompt is computed.
+
+        Args:
+            key: of the delivery.
+            check: the sums that the receiver of the bytes compares.
+        """
         await self._complete.wait()
         return KvManifest(
             handoff=key,
@@ -88,9 +95,10 @@ class Parcel:
             pruning=self.plan.summary,
             layouts=self.plan.slab.layouts,
             layer_layouts=self.plan.slab.layer_layouts,
-            segments=await self.slab.segments(),
+            segments=await self.slab.segments(check),
             first_tokens=self._first_tokens,
             draws=1,
+            check=check,
         )
 
 
