@@ -33,7 +33,6 @@ POSTED_CHUNKS = 3
 
 _FIRST_PAUSE_S = 0.0001
 _LONGEST_PAUSE_S = 0.0005
-_SPIN_POLLS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +275,7 @@ class NixlAgent:
         local = (ready.local.address, nbytes, ready.local.memory.device_index)
         try:
             may_go()
-            agent, at = self._agent, time.monotonic()
+            agent = self._agent
             handle = agent.initialize_xfer(
                 "WRITE",
                 agent.get_xfer_descs([local], mem_type=segment),
@@ -284,6 +283,7 @@ class NixlAgent:
                 peer,
                 ready.notice,
             )
+            at = time.monotonic()
             agent.transfer(handle)
         except HandoffError:
             self._free(ready.slot)
@@ -310,7 +310,7 @@ class NixlAgent:
                         f"chunks were not taken for {WRITE_SECONDS:g} s: the peer hangs; "
                         "start a new attempt on another worker"
                     )
-                time.sleep(0 if polls < _SPIN_POLLS else _FIRST_PAUSE_S)
+                time.sleep(0 if polls < self._patience.spins else _FIRST_PAUSE_S)
         except self._library.failures as error:
             self._release(peer, posted)
             raise _write_failed(error) from error

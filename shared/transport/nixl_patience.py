@@ -8,6 +8,8 @@ import time
 
 _SHARE = 0.8
 _SHORTEST_S = 0.0001
+_SPINS = 50
+_SPINS_AFTER_REST = 1000
 
 
 class WritePatience:
@@ -18,6 +20,7 @@ class WritePatience:
     """
 
     def __init__(self, *, sleeps: bool) -> None:
+        self.spins = _SPINS_AFTER_REST if sleeps else _SPINS
         self._sleeps = sleeps
         self._fastest = 0.0
         self._last_done = 0.0

@@ -23,7 +23,7 @@ LaneCall = grpc.aio.StreamStreamCall[transfer_pb2.LaneRequest, transfer_pb2.Lane
 BATCH_CHUNKS = 16
 """Chunks that one turn of the agent's thread writes, so that handoffs take turns."""
 
-DIRECT_BYTES = 64 << 20
+DIRECT_BYTES = 256 << 20
 """Bytes of one write from device memory: what is shorter does not reach the speed of NVLink."""
 
 _GOODBYE_SECONDS = 2.0

@@ -154,12 +154,16 @@ class Receiver:
         return bytes(self.slab.view(lease.slot, lease.generation, 0, lease.nbytes))
 
 
+def registered(name: str) -> str:
+    """Its name among the transports."""
+    return "nixl" if name == NIXL_DEVICE else name
+
+
 def open_transport(name: str, context: TransportContext) -> KvTransport:
     """A sending end by its name here."""
     if name == NIXL_DEVICE:
-        memory = TensorMemory(1 << 22, device="cpu")
-        return transport_registry().get("nixl")(replace(context, memory=memory))
-    return transport_registry().get(name)(context)
+        context = replace(context, memory=TensorMemory(1 << 22, device="cpu"))
+    return transport_registry().get(registered(name))(context)
 
 
 @asynccontextmanager
