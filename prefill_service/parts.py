@@ -163,9 +163,7 @@ class Parts:
         executor = self.compute.checksums
         if buffer is None:
             return HostSlabs(geometry, executor=executor)
-        return DeviceSlabs(
-            buffer, geometry=geometry, executor=executor, make_room=held.make_room
-        )
+        return DeviceSlabs(buffer, geometry=geometry, executor=executor, make_room=held.make_room)
 
     def _services(self, config: PrefillConfig, *, held: HeldStore, owner: Owner) -> Services:
         speed = SpeedMeter()

@@ -234,9 +234,7 @@ async def _alternate(
     return runs
 
 
-async def _send(
-    peer: _Peer, transport: KvTransport, load: "_Load"
-) -> tuple[float, TransferStats]:
+async def _send(peer: _Peer, transport: KvTransport, load: "_Load") -> tuple[float, TransferStats]:
     """Seconds from the greeting until every byte is known to be there, and what it cost."""
     granted = peer.ask(do="grant", bytes=load.nbytes)
     grant = Grant(**granted, lease_ms=_LEASE_MS, incarnation=INCARNATION, token=TOKEN)

@@ -91,7 +91,7 @@ class Receiver:
 
 
 async def serve(slab_bytes: int, device: str) -> None:
-    """Serves until standard input ends, from a slab on `device` or, where that is empty, the host."""
+    """Serves until standard input ends; the slab is on `device`, or on the host without one."""
     slab = Slab(slab_bytes, allocate=partial(TensorMemory, device=device) if device else HostMemory)
     # Touched, and not what any transfer carries.
     slab.memory.store(0, memoryview(b"\xff" * slab_bytes))

@@ -34,6 +34,8 @@ class Computed:
     """Forward pass, selection included."""
     select_seconds: float
     """Scoring and selecting."""
+    ended_at: float
+    """When the first token was known, in monotonic seconds: the transfer's rest begins here."""
     trace: PromptTrace | None = None
     """What was kept, when the request asked."""
 
@@ -110,6 +112,7 @@ class ComputeThread:
                 stop=stop,
             )
             tokens = first_tokens(output.logits_V, job.request)
+            ended_at = time.monotonic()
             loop.call_soon_threadsafe(job.emit, FirstTokens(tokens))
             writer.finish()
             slab.finish()
@@ -124,6 +127,7 @@ class ComputeThread:
             first_tokens=tokens,
             prefill_seconds=output.prefill_seconds,
             select_seconds=output.select_seconds,
+            ended_at=ended_at,
             trace=trace,
         )
 

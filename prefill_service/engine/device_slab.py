@@ -38,7 +38,7 @@ class DeviceSlab(PromptSlab):
         on_close: told once, when nobody reads or writes the memory any more.
     """
 
-    def __init__(  # noqa: PLR0913  memory, and the three parties that look after it
+    def __init__(
         self,
         layout: SlabLayout,
         *,

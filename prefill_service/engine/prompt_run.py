@@ -94,7 +94,7 @@ class PromptRun:
         services.speed.record(job.tokens, time.monotonic() - began)
         services.recorder.computed(self._computed)
         done = self._computed
-        parcel.finish(done.first_tokens, plan=done.plan, trace=done.trace)
+        parcel.finish(done.first_tokens, plan=done.plan, ended_at=done.ended_at, trace=done.trace)
 
 
 async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed:

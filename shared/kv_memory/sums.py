@@ -31,7 +31,7 @@ class SegmentSums:
         if self.name == "torch":
             sums = slow_sums(data, segments)
         else:
-            from shared.kv_memory.sum_kernel import launch_sums  # noqa: PLC0415  needs Triton
+            from shared.kv_memory.kernels.sum_segments import launch_sums  # noqa: PLC0415  needs Triton
 
             sums = launch_sums(data, segments)
         if not self._on_gpu:

@@ -5,7 +5,7 @@ endian numbers, with an odd weight m_i that is mixed from the index i. One chang
 changes it, since an odd factor has an inverse mod 2^64; words that moved meet other weights. It
 guards against bytes that were lost, moved or damaged, not against somebody who means harm.
 
-Here is the slow twin, for a CPU too; `sum_kernel` computes the same in one launch.
+Here is the slow twin, for a CPU too; `kernels.sum_segments` computes the same in one launch.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,6 +13,7 @@ from shared.transport.nixl_library import load_nixl
 from shared.transport.nixl_wire import NAME as NIXL
 from shared.types.memory_kind import AUTO, MemoryKind
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryChoice:
     """What came of the setting."""
@@ -48,6 +49,7 @@ def choose_memory(setting: str, *, device: str, transports: Sequence[str]) -> Me
     Raises:
         ConfigError: device memory was asked for and cannot be handed over.
     """
+
     def on_host(reason: str) -> MemoryChoice:
         return MemoryChoice(kind=MemoryKind.HOST, reason=reason, device=device)
 

@@ -1,10 +1,11 @@
 """The NIXL transport: chunks are written straight into the decode worker's slab.
 
 Device memory that was registered is read where it is, whole segments at a time; bytes of the host
-are staged chunk by chunk. The bytes go by NVIDIA's NIXL (shared memory, TCP, RDMA); a gRPC stream beside them, the lane, says
-where the lease lies, renews it and counts what landed. The receiver cannot refuse a write that is
-on its way, so this side stops by itself: it writes only inside the lease, only while it knows the
-lease to be alive, and tells when nothing is under way any more.
+are staged chunk by chunk. They go by NVIDIA's NIXL (CUDA IPC, shared memory, TCP, RDMA); a gRPC
+stream beside them, the lane, says where the lease lies, renews it and counts what landed. The
+receiver cannot refuse a write that is on its way, so this side stops by itself: it writes only
+inside the lease, only while it knows the lease to be alive, and tells when nothing is under way
+any more.
 """
 
 import asyncio

@@ -80,9 +80,7 @@ async def test_two_kinds_of_memory_fall_back_by_name_and_serve(
         value = stack.prefill.app.registry.get_sample_value
         assert value("tandem_transport_fallbacks_total", labels) == len(found)
         [nixl] = [
-            pair
-            for pair in stack.prefill.app.engine.load().pairs
-            if pair.transport == "nixl"
+            pair for pair in stack.prefill.app.engine.load().pairs if pair.transport == "nixl"
         ]
         assert nixl.rejected == MEMORY_KIND
         assert f"in {ours} memory on the prefill worker and in {theirs}" in nixl.reason

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.kv_memory.sum_kernel import launch_sums
+from shared.kv_memory.kernels.sum_segments import launch_sums
 from shared.kv_memory.weighted_sum import FIRST_FACTOR, SECOND_FACTOR, slow_sums, unsigned
 from shared.types.kv_manifest import Segment, SegmentKind
 from tests.support.kernel_rows import DEVICE

@@ -91,9 +91,8 @@ async def test_a_write_without_a_checksum_is_refused_on_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A sender that lies about its memory: the receiver's is the host's, which sums chunks."""
-    monkeypatch.setattr(
-        "shared.transport.nixl_agent.treatment", lambda memory: treatment(HostMemory(64))
-    )
+    told = treatment(HostMemory(64))
+    monkeypatch.setattr("shared.transport.nixl_agent.treatment", lambda _memory: told)
     memory = filled(64)
     async with receiver("nixl") as end:
         transport = transport_over(memory)
