@@ -39,6 +39,7 @@ from shared.transport.hello import Peer
 from shared.transport.memory_choice import MemoryChoice, choose_memory
 from shared.transport.topology import read_topology
 from shared.types.memory_kind import MemoryKind
+from shared.types.topology import Topology
 from shared.types.worker_info import WorkerInfo
 
 
@@ -124,21 +125,31 @@ class Parts:
             tls=tls,
             guard=AddressGuard(config.worker_networks),
         )
-        self.memory = _memory(config, local=endpoint is not None)
-        buffer = _buffer(config, self.memory)
-        place = replace(read_topology(config.device), kv_memory=self.memory.kind.value)
-        own = Peer(model=self.model, incarnation=owner.incarnation, place=place)
-        self.lanes = open_lanes(
-            config, own, tls=tls, registry=owner.registry, endpoint=endpoint, memory=buffer
-        )
         held = HeldStore(
             buffer_bytes=config.buffer_bytes,
             sealed_bytes=config.sealed_bytes,
             lease_s=config.sealed_lease_s,
         )
+        self.memory = _memory(config, local=endpoint is not None)
+        buffer = _buffer(config, self.memory)
         self.slabs = self._slabs(buffer, geometry=model.geometry(), held=held)
+        place = replace(read_topology(config.device), kv_memory=self.memory.kind.value)
+        self.lanes = open_lanes(
+            config,
+            Peer(model=self.model, incarnation=owner.incarnation, place=place),
+            tls=tls,
+            registry=owner.registry,
+            endpoint=endpoint,
+            memory=buffer,
+        )
         self.engine = PrefillEngine(self._services(config, held=held, owner=owner))
-        self.info = WorkerInfo(
+        self.info = self._info(loaded, attention=attention, owner=owner, place=place)
+
+    def _info(
+        self, loaded: LoadedModel, *, attention: AttentionChoice, owner: Owner, place: Topology
+    ) -> WorkerInfo:
+        config = owner.config
+        return WorkerInfo(
             role="prefill",
             capabilities=CAPABILITIES,
             worker_id=owner.worker_id,

@@ -22,6 +22,9 @@ SCATTER_BYTES = 64 << 20
 class Adoption(Protocol):
     """Checks and copies; the slab's lease is pinned meanwhile."""
 
+    def warm_up(self) -> None:
+        """Does first-time work, so that no handoff waits for it; needs an idle cache; blocks."""
+
     async def adopt(
         self, manifest: KvManifest, *, landed: MemoryPart, pages: SequencePages
     ) -> tuple[KvLayout, ...]:
@@ -47,6 +50,9 @@ class HostAdoption:
         self._cache = cache
         self._engine = engine
         self._verifier = verifier
+
+    def warm_up(self) -> None:
+        """Nothing to do."""
 
     async def adopt(
         self, manifest: KvManifest, *, landed: MemoryPart, pages: SequencePages

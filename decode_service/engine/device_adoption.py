@@ -15,8 +15,13 @@ from decode_service.engine.landed import DeviceBytes
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.sparsity.layouts import KvLayout
 from shared.kv.memory import MemoryPart
+from shared.kv.slab_layout import aligned
 from shared.kv_memory.sums import SegmentSums
-from shared.types.kv_manifest import KvManifest, Segment
+from shared.model.current_device import computing_on
+from shared.types.kv_manifest import KvManifest, Segment, SegmentKind
+
+_Descriptor = tuple[int, int, int, int]
+"""See `LandedLayers.layers_L4`."""
 
 
 class DeviceAdoption:
@@ -51,6 +56,25 @@ class DeviceAdoption:
         return await asyncio.to_thread(self._adopt, manifest, landed, pages)
 
     @torch.inference_mode()
+    def warm_up(self) -> None:
+        """See `Adoption.warm_up`: compiles what a first handoff would wait for."""
+        cache = self._cache
+        pages = cache.reserve(front_tokens=1, rest_tokens=1)
+        assert pages is not None, "a cache has at least one page"
+        slot = Segment(
+            kind=SegmentKind.KV, index=0, offset=0, length=cache.geometry.kv_bytes(slots=1)
+        )
+        data = torch.zeros(aligned(slot.length), dtype=torch.uint8, device=cache.device)
+        with computing_on(cache.device):
+            self._sums.enqueue(data, (slot,))
+            if self._kernel:
+                group = cache.group_of(0)
+                self._launch([(0, 1, group.value, 0)], data, pages)
+            if self._on_gpu:
+                torch.cuda.synchronize(cache.device)
+        cache.release(pages)
+
+    @torch.inference_mode()
     def _adopt(
         self, manifest: KvManifest, landed: MemoryPart, pages: SequencePages
     ) -> tuple[KvLayout, ...]:
@@ -61,7 +85,8 @@ class DeviceAdoption:
             data = DeviceBytes(landed, sums=self._sums)
             layouts = self._verifier.check_bytes(manifest, data)
             if self._kernel:
-                self._launch(manifest, data.tensor, pages)
+                layers = [self._descriptor(manifest, s) for s in kv_segments(manifest)]
+                self._launch(layers, data.tensor, pages)
             else:
                 for segment in kv_segments(manifest):
                     piece = data.tensor[segment.offset : segment.offset + segment.length]
@@ -70,7 +95,7 @@ class DeviceAdoption:
                 self._stream.synchronize()
         return layouts
 
-    def _launch(self, manifest: KvManifest, data: torch.Tensor, pages: SequencePages) -> None:
+    def _launch(self, layers: list[_Descriptor], data: torch.Tensor, pages: SequencePages) -> None:
         # Imported late: without a GPU there need be no Triton.
         from decode_service.kernels.scatter_prompt import (  # noqa: PLC0415
             LandedLayers,
@@ -79,7 +104,6 @@ class DeviceAdoption:
         )
 
         cache = self._cache
-        layers = [self._descriptor(manifest, segment) for segment in kv_segments(manifest)]
         front, rest = (
             PagePool(memory=cache.pools[group].memory, table=pages.of(group).table)
             for group in (LengthGroup.FRONT, LengthGroup.REST)
@@ -91,8 +115,7 @@ class DeviceAdoption:
         )
         scatter_prompt(landed, front=front, rest=rest)
 
-    def _descriptor(self, manifest: KvManifest, segment: Segment) -> tuple[int, int, int, int]:
-        """See `LandedLayers.layers_L4`."""
+    def _descriptor(self, manifest: KvManifest, segment: Segment) -> _Descriptor:
         cache, layer = self._cache, segment.index
         slots = manifest.layouts[manifest.layer_layouts[layer]].slots
         group = cache.group_of(layer)

@@ -64,6 +64,10 @@ class Intake:
         """Commits in progress."""
         return len(self._tasks)
 
+    def warm_up(self) -> None:
+        """Does first-time work before the worker serves; blocks."""
+        self._adoption.warm_up()
+
     async def commit(
         self,
         manifest: KvManifest,

@@ -1,6 +1,6 @@
 """The memory of a worker, allocated once at its start: KV pages and the landing slab."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from decode_service.config import DecodeConfig
 from decode_service.engine.admission import Capacity
@@ -10,6 +10,7 @@ from shared.kv.slab import Slab
 from shared.model.weights import LoadedModel
 from shared.transport.memory_choice import MemoryChoice, choose_memory
 from shared.transport.probe_ground import SPARE_BYTES
+from shared.types.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,15 @@ class WorkerMemory:
     """Kind of its memory."""
     capacity: Capacity
     """What could be granted at most."""
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For health: where KV lands."""
+        return {"kv_memory": self.landing.facts}
+
+    def placed(self, place: Topology) -> Topology:
+        """A place that tells in which memory KV lands."""
+        return replace(place, kv_memory=self.landing.kind.value)
 
 
 def allocate(config: DecodeConfig, loaded: LoadedModel) -> WorkerMemory:
