@@ -79,9 +79,8 @@ class DeviceAdoption:
         self, manifest: KvManifest, landed: MemoryPart, pages: SequencePages
     ) -> tuple[KvLayout, ...]:
         with torch.cuda.stream(self._stream):
-            if self._stream is not None and self._cache.poisons:
-                # Pages that were freed are still being filled with NaN there.
-                self._stream.wait_stream(torch.cuda.default_stream(self._cache.device))
+            if self._stream is not None and pages.free_since is not None:
+                self._stream.wait_event(pages.free_since)
             data = DeviceBytes(landed, sums=self._sums)
             checked = self._verifier.check_bytes(manifest, data)
             layouts = tuple(layout.on(self._cache.device) for layout in checked)

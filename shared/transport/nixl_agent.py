@@ -321,7 +321,7 @@ class NixlAgent:
         self._release(peer, posted)
         if state != "DONE":
             raise _write_failed(state)
-        self._patience.done(posted.nbytes, since=posted.at)
+        self._patience.done()
 
     def _release(self, peer: str, posted: _Posted) -> None:
         try:
