@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prefill_service.engine.compute import Computed, ComputeThread, PromptWork
-from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import PrefillJob, Started
 from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.prompt_slab import PromptSlab
 from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from shared.errors import TandemError
 
@@ -54,7 +54,7 @@ class Turn:
         self.job = job
         self._batcher = batcher
 
-    async def compute(self, plan: PromptPlan, slab: HostSlab) -> Computed:
+    async def compute(self, plan: PromptPlan, slab: PromptSlab) -> Computed:
         """Waits for the pass and for its end; the place is left then.
 
         Raises:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import FirstTokens, PrefillJob, Progress, PromptRequest
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.prompt_pass import PackedPrompt
+from prefill_service.engine.prompt_slab import PromptSlab
 from prefill_service.engine.prompt_trace import TracedPrompt
 from prefill_service.engine.runner import PrefillOutput, PrefillRunner
 from prefill_service.engine.slab_writer import slab_writer
@@ -36,6 +36,8 @@ class Computed:
     """Forward pass, selection included, of all prompts of its pass."""
     select_seconds: float
     """Scoring and selecting."""
+    ended_at: float
+    """When the first token was known, in monotonic seconds: the transfer's rest begins here."""
     trace: PromptTrace | None = None
     """What was kept, when the request asked."""
 
@@ -49,7 +51,7 @@ class PromptWork:
         slab: where its KV goes.
     """
 
-    def __init__(self, job: PrefillJob, *, plan: PromptPlan, slab: HostSlab) -> None:
+    def __init__(self, job: PrefillJob, *, plan: PromptPlan, slab: PromptSlab) -> None:
         self.job = job
         self.plan = plan
         self.slab = slab
@@ -132,6 +134,15 @@ class ComputeThread:
             self._last_beat = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """A prompt that went through the model, and its first tokens."""
+
+    output: PrefillOutput
+    tokens: tuple[SampledToken, ...]
+    ended_at: float
+
+
 class _ThreadRun:
     """One prompt of a pass, in the engine thread."""
 
@@ -149,7 +160,7 @@ class _ThreadRun:
         self._writer = slab_writer(work.slab, progressed=self._progressed, device=device)
         trace = work.job.request.options.trace
         self._traced = TracedPrompt(self._writer) if trace else None
-        self._sampled: tuple[PrefillOutput, tuple[SampledToken, ...]] | None = None
+        self._sampled: _Sampled | None = None
 
     def prompt(self, beat: Callable[[], None]) -> PackedPrompt:
         """As the runner takes it; `beat` is called whenever it looks whether to stop."""
@@ -174,14 +185,14 @@ class _ThreadRun:
         except Exception as error:  # noqa: BLE001  of this prompt alone
             self.fail(error)
             return
-        self._sampled = output, tokens
+        self._sampled = _Sampled(output, tokens, ended_at=time.monotonic())
         self._loop.call_soon_threadsafe(job.emit, FirstTokens(tokens))
 
     def finish(self) -> None:
         """Waits until all of its KV is in the slab, and ends well; unless it failed before."""
         if self._sampled is None:
             return
-        output, tokens = self._sampled
+        output = self._sampled.output
         try:
             self._writer.finish()
             self._work.slab.finish()
@@ -193,9 +204,10 @@ class _ThreadRun:
             return
         computed = Computed(
             plan=output.plan,
-            first_tokens=tokens,
+            first_tokens=self._sampled.tokens,
             prefill_seconds=output.prefill_seconds,
             select_seconds=output.select_seconds,
+            ended_at=self._sampled.ended_at,
             trace=trace,
         )
         self._end(lambda future: future.set_result(computed))
