@@ -32,7 +32,8 @@ class DecodeConfig:
     device: str = "cpu"
     """Device to run on, for example cpu or cuda:0."""
     attention: str = "auto"
-    """How steps are computed: auto (triton where it can run), triton, or torch, row by row."""
+    """How steps are computed: auto (triton where it can run), triton, flashinfer (as triton, but
+    dense layers by that library, extra flashinfer; never by auto), or torch, row by row."""
     threads: int = 0
     """Compute threads on a CPU; 0 leaves the library's choice."""
     profile: str = ""

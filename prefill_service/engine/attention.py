@@ -19,5 +19,10 @@ def probe_for(model: Transformer) -> AttentionChoice:
             name: {tokens: round(taken * 1e6) for tokens, taken in by_length.items()}
             for name, by_length in choice.seconds.items()
         }
-        _log.info("attention measured", serves=choice.backend.name, us_a_layer=microseconds)
+        _log.info(
+            "attention measured",
+            serves=choice.backend.name,
+            serves_blocks=choice.blocks,
+            us_a_layer=microseconds,
+        )
     return choice

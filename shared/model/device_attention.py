@@ -60,12 +60,16 @@ class DeviceAttention:
 
     Args:
         ranges: kernels by length, ascending; the last one serves any.
+        blocks: serves the last queries of a longer prompt; None leaves them to PyTorch's masks.
     """
 
-    def __init__(self, ranges: tuple[KernelRange, ...]) -> None:
+    def __init__(
+        self, ranges: tuple[KernelRange, ...], *, blocks: ExactKernel | None = None
+    ) -> None:
         assert ranges, "some kernel serves"
         assert ranges[-1].up_to is None, "the last one serves any length"
         self._ranges = ranges
+        self._of_blocks = blocks
         self._torch = TorchAttention()
         self.name = _described(ranges)
         self._packs: PackKernel | None = None
@@ -142,7 +146,9 @@ class DeviceAttention:
         if tokens == 1:
             return _last_query(q_THD, k_SGD, v_SGD)
         if tokens < k_SGD.shape[0]:
-            return self._torch.causal(q_THD, k_SGD, v_SGD)
+            if self._of_blocks is None:
+                return self._torch.causal(q_THD, k_SGD, v_SGD)
+            return self._of_blocks.attend(q_THD, k_SGD, v_SGD, want_lse=False)[0]
         tensors = self._room(q_THD, k_SGD, v_SGD)
         return self._prompt(*tensors, tokens=tokens, want_lse=False).out_THD
 
