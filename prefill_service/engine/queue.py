@@ -107,11 +107,16 @@ class TokenQueue:
                 retry_after_s=late,
             )
 
-    async def get(self) -> PrefillJob:
-        """Takes the first prompt, waiting for one."""
+    async def first(self) -> PrefillJob:
+        """The first prompt, waiting for one; it stays where it is."""
         while not self._jobs:
             self._arrived.clear()
             await self._arrived.wait()
+        return next(iter(self._jobs.values()))
+
+    async def get(self) -> PrefillJob:
+        """Takes the first prompt, waiting for one."""
+        await self.first()
         _, job = self._jobs.popitem(last=False)
         self._tokens -= job.tokens
         return job

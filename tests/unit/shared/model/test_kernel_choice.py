@@ -211,8 +211,8 @@ def test_a_prompt_is_cut_from_its_padding():
     room = attention.padded(21)
     assert room == 32
     q, k, v = tensors(room, room)
-    seen = attention.prompt(q, k, v, tokens=21, want_lse=True)
+    seen = attention.prompts(q, k, v, lengths=(21,), want_lse=True)
     wanted, lse = plain_attention(q[:21], k[:21], v[:21])
     torch.testing.assert_close(seen.out_THD, wanted, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(seen.lse_TH, lse, atol=1e-6, rtol=1e-5)
-    assert attention.prompt(q, k, v, tokens=21, want_lse=False).lse_TH is None
+    assert attention.prompts(q, k, v, lengths=(21,), want_lse=False).lse_TH is None
