@@ -251,6 +251,25 @@ def model_pull(
     pull_model(name, cache_dir=cache_dir)
 
 
+@model_app.command("random")
+def model_random(
+    target: Annotated[Path, typer.Argument(help="Folder to write; --model takes it.")],
+    shape: Annotated[
+        str, typer.Option(help="Whose shape: llama-3.1-8b, tiny, and others; an unknown one lists.")
+    ],
+    seed: Annotated[int, typer.Option(min=0, help="What the weights are drawn from.")] = 0,
+) -> None:
+    """Makes a model of a known shape with random weights, to measure speed with.
+
+    The folder holds the shape, a tokenizer and a seed: workers draw the weights on their own device
+    in seconds. Two workers draw the same ones from one seed on devices of one kind with one version
+    of PyTorch, and refuse to be a pair otherwise. The text of such a model is noise.
+    """
+    from deploy.models import write_random
+
+    write_random(target, shape=shape, seed=seed)
+
+
 @model_app.command("list")
 def model_list(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """Lists the catalog and what is on this machine."""
