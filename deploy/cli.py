@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from deploy.cli_bench import bench_app
+from deploy.cli_bench_pair import pair
 from deploy.cli_calibrate import calibrate
 from deploy.cli_eval import eval_app
 from deploy.cli_eval_sparse import sparse
@@ -45,6 +46,7 @@ app.add_typer(plan_app, name="plan")
 app.command()(calibrate)
 app.command()(top)
 eval_app.command("sparse")(sparse)
+bench_app.command("pair")(pair)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Url = Annotated[str, typer.Option(help="Base URL of the gateway.")]
