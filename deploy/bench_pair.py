@@ -13,6 +13,7 @@ from deploy.bench import progress_to
 from deploy.cluster import Cluster, Endpoints
 from deploy.config import FREE_PORTS, UpConfig
 from deploy.local import log_sink, phase_printer
+from deploy.page_picture import check_file
 from deploy.pair_settings import PairSizes, Tables, pair_tables, write_tables
 from deploy.pair_tables import print_result
 from deploy.role_process import LineSink
@@ -20,7 +21,7 @@ from loadtest.machine import machine_facts
 from loadtest.pair.clients import GrpcClient, HttpClient, PairClient
 from loadtest.pair.measure import PairBench
 from loadtest.pair.parity import ParityPlan, compare
-from loadtest.pair.plan import GRPC, HTTP, PairPlan
+from loadtest.pair.plan import ARMS, GRPC, HTTP, PairPlan
 from loadtest.pair.summary import summarize
 from loadtest.pair.surroundings import gpu_facts, pair_facts
 from shared.errors import ConfigError
@@ -59,8 +60,12 @@ class PairRequest:
     """Model that a pair on these devices and one on the CPU must agree on; empty: none."""
     commit: str = ""
     """Of the code, where it is no git checkout."""
+    timeline: Path | None = None
+    """PNG of one traced request; None draws none."""
 
     def __post_init__(self) -> None:
+        if self.timeline is not None:
+            check_file(self.timeline, flag="--timeline")
         if bool(self.url) != bool(self.grpc):
             raise ConfigError("a pair that runs is named by both --url and --grpc")
         if self.url and self.parity:
@@ -167,10 +172,32 @@ class _Run:
         )
         try:
             found = summarize(bench.run())
+            if self._request.timeline is not None:
+                found["traced"] = self._draw(bench, self._request.timeline)
         finally:
             for client in clients.values():
                 client.close()
         return {**found, "pair": pair_facts(url), "settings": self._settings()}
+
+    def _draw(self, bench: PairBench, png_file: Path) -> dict[str, Any]:
+        """Draws one request of the shortest prompt, pruned where an arm prunes; what it told."""
+        from loadtest.figures import png  # matplotlib when drawn
+        from loadtest.pair.timeline import timeline_figure
+
+        plan = self._request.plan
+        arm = next((name for name in plan.arms if ARMS[name].keep_rate), plan.arms[0])
+        tokens = min(plan.prompts)
+        report = bench.traced(arm, tokens=tokens).report
+        title = f"{ARMS[arm].title}, {tokens:,} tokens"
+        png_file.write_bytes(png(timeline_figure(report, title=title)))
+        trace = report["trace"]
+        return {
+            "arm": arm,
+            "prompt_tokens": tokens,
+            "ttft_ms": trace["ttft_ms"],
+            "waterfall": trace["waterfall"],
+            "handoff": trace["prompt"]["handoff"],
+        }
 
     def _settings(self) -> str:
         """The settings file of the pair; empty for one that ran already."""

@@ -45,6 +45,10 @@ def pair(
         str,
         typer.Option(metavar="MODEL", help="First compare tokens of this model with a CPU's."),
     ] = "",
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw one request: computation against transfer."),
+    ] = None,
     commit: Annotated[str, typer.Option(help="Of the code, where it is no git checkout.")] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output.")
@@ -58,8 +62,8 @@ def pair(
     client's times stand those that the pair tells: the engine's own first token, and what of the
     transfer came after the last computation. Exit code 1: tokens were not those of the slow pair.
 
-    JSON keys: cells (each prompt_tokens, at_once, arms), limits, parity, pair, settings, plan,
-    gpus, topology, command, commit, uncommitted_changes, hardware and python.
+    JSON keys: cells (each prompt_tokens, at_once, arms), limits, parity, traced, pair, settings,
+    plan, gpus, topology, command, commit, uncommitted_changes, hardware and python.
     """
     from deploy.bench_gateway import command_line, parse_counts
     from deploy.bench_pair import PairRequest, run_pair
@@ -89,6 +93,7 @@ def pair(
         transports=tuple(transports.split(",")),
         settings_file=config,
         parity=parity,
+        timeline=timeline,
         commit=commit,
     )
     raise typer.Exit(run_pair(request, command=command_line(), as_json=as_json))
