@@ -92,7 +92,7 @@ def run_pair(request: PairRequest, *, command: str, as_json: bool) -> int:
         facts["commit"] = request.commit
     progress = progress_to(as_json=as_json)
     with log_sink(request.out / "logs") as on_line:
-        measured = asyncio.run(_Run(request, on_line=on_line, progress=progress).all())
+        measured = asyncio.run(PairRun(request, on_line=on_line, progress=progress).all())
     plan = dataclasses.asdict(request.plan)
     result = {"benchmark": "pair", **measured, "plan": plan, **facts, **gpu_facts()}
     text = json.dumps(result, indent=1)
@@ -105,7 +105,7 @@ def run_pair(request: PairRequest, *, command: str, as_json: bool) -> int:
     return 0 if parity is None or parity["equal"] else 1
 
 
-class _Run:
+class PairRun:
     """One run: parity first, then the times."""
 
     def __init__(

@@ -63,7 +63,7 @@ class UpConfig:
                 "--prefill 0 or more"
             )
         if min((*self.prefill_gpus, *self.decode_gpus), default=0) < 0:
-            raise ConfigError("prefill_gpus and decode_gpus are numbers from 0, as 0,1")
+            raise ConfigError("prefill_gpus and decode_gpus: give numbers from 0, as 0,1")
         if self.local_prefill_tokens < 0:
             raise ConfigError(
                 f"up setting local_prefill_tokens is {self.local_prefill_tokens}; give 0 or more"
