@@ -54,6 +54,8 @@ class PairRequest:
     """Of weights and KV."""
     transports: tuple[str, ...] = ("nixl", "grpc")
     """Best first."""
+    profile: str = ""
+    """Model profile of both workers; empty: the one that belongs to the model."""
     settings_file: Path | None = None
     """Settings of the roles; None writes some that are large enough."""
     parity: str = ""
@@ -158,6 +160,7 @@ class PairRun:
             PairSizes.of(request.plan),
             dtype=request.dtype,
             transports=request.transports,
+            profile=request.profile,
         )
         up = self._on_gpus(request.model)
         async with self._running(up, tables, name="pair") as endpoints:

@@ -35,6 +35,9 @@ def pair(
     transports: Annotated[
         str, typer.Option(help="Transports of both workers, best first.")
     ] = "nixl,grpc",
+    profile: Annotated[
+        str, typer.Option(help="Model profile of both workers, a name or a TOML file.")
+    ] = "",
     config: Annotated[
         Path | None,
         typer.Option(help="Settings file of the roles, instead of sizes that fit the requests."),
@@ -91,6 +94,7 @@ def pair(
         decode_gpus=parse_counts(decode_gpus) if decode_gpus else (),
         dtype=dtype or ("bfloat16" if prefill_gpus else "float32"),
         transports=tuple(transports.split(",")),
+        profile=profile,
         settings_file=config,
         parity=parity,
         timeline=timeline,

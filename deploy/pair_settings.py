@@ -36,7 +36,12 @@ class PairSizes:
 
 
 def pair_tables(
-    model: ModelConfig, sizes: PairSizes, *, dtype: str, transports: tuple[str, ...]
+    model: ModelConfig,
+    sizes: PairSizes,
+    *,
+    dtype: str,
+    transports: tuple[str, ...],
+    profile: str = "",
 ) -> Tables:
     """Settings by role.
 
@@ -45,12 +50,15 @@ def pair_tables(
         sizes: what must fit.
         dtype: of weights and KV.
         transports: best first.
+        profile: of both workers; empty: the one that belongs to the model.
     """
     tokens = min(sizes.longest + _MARGIN_TOKENS, model.max_position)
     token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _ELEMENT_BYTES[dtype]
     prompt_bytes = tokens * token_bytes
     on_the_way = min(sizes.at_once, _UNDER_WAY) * prompt_bytes
     both = {"dtype": dtype, "max_model_len": tokens, "transports": list(transports)}
+    if profile:
+        both["profile"] = profile
     queued = 2 * sizes.at_once * tokens
     return {
         "prefill": {

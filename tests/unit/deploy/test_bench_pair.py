@@ -37,6 +37,10 @@ def test_settings_hold_what_is_asked_and_load(tmp_path: Path) -> None:
     assert prefill.queue_tokens >= 16 * 32_256
     assert (prefill.dtype, decode.transports) == ("bfloat16", ("nixl", "grpc"))
     assert set(tables) == set(ROLE_NAMES)
+    assert "profile" not in tables["prefill"], "each model has its own"
+    named = pair_tables(LLAMA, sizes, dtype="float32", transports=("grpc",), profile="paper")
+    file = write_tables(named, tmp_path / "named.toml")
+    assert load_role("decode", file=file).value.profile == "paper"
 
 
 def test_a_context_is_not_longer_than_the_model_s() -> None:
