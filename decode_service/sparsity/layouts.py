@@ -64,7 +64,7 @@ class KvLayout:
         return cls(kind=spec.kind, slots=spec.slots, positions_RN=wide_RN)
 
     def on(self, device: torch.device) -> "KvLayout":
-        """The same map where the steps of its row run."""
+        """The same layout with its positions on `device`, where scores by position are."""
         if self.positions_RN is None:
             return self
         return replace(self, positions_RN=self.positions_RN.to(device))

@@ -78,14 +78,8 @@ def test_layouts_are_the_same_by_what_they_hold_and_not_by_their_kind(
     assert other.same_positions(one) is same
 
 
-def test_a_map_moves_to_the_device_of_its_row() -> None:
-    spec = LayoutSpec(kind=PositionKind.SHARED, slots=2)
-    positions_RN = torch.tensor([[0, 5]], dtype=torch.int32)
-    layout = KvLayout.from_spec(spec, positions_RN, prompt_tokens=6, num_kv_heads=2)
-    moved = layout.on(torch.device("meta"))
-    assert moved.positions_RN is not None
-    assert moved.positions_RN.device.type == "meta"
-    assert (moved.kind, moved.slots) == (layout.kind, layout.slots)
-    assert layout.on(torch.device("cpu")).same_positions(layout)
-    whole = KvLayout(kind=PositionKind.IDENTITY, slots=6, positions_RN=None)
-    assert whole.on(torch.device("meta")) is whole
+def test_positions_follow_the_cache_to_its_device() -> None:
+    moved = mapped([0, 2]).on(torch.device("meta")).positions_RN
+    assert moved is not None
+    assert (moved.device.type, moved.dtype, moved.shape) == ("meta", torch.int64, (1, 2))
+    assert WHOLE.on(torch.device("meta")) is WHOLE
