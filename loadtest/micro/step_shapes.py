@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from shared.model.config import ModelConfig
 from shared.model.shapes import MODEL_SHAPES
 
-R1_QWEN_1_5B = MODEL_SHAPES["r1-distill-qwen-1.5b"]
+R1_QWEN_1_5B = MODEL_SHAPES["r1-qwen-1.5b"]
 """DeepSeek-R1-Distill-Qwen-1.5B."""
 
 LLAMA_3_1_8B = MODEL_SHAPES["llama-3.1-8b"]

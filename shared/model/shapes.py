@@ -46,7 +46,7 @@ MODEL_SHAPES: dict[str, ModelConfig] = {
         max_position=131_072,
         rope=RopeConfig(theta=1_000_000.0),
     ),
-    "r1-distill-qwen-1.5b": ModelConfig(
+    "r1-qwen-1.5b": ModelConfig(
         family="qwen2",
         vocab_size=151_936,
         hidden_size=1536,
@@ -58,6 +58,33 @@ MODEL_SHAPES: dict[str, ModelConfig] = {
         qkv_bias=True,
         max_position=131_072,
         rope=RopeConfig(),
+    ),
+    "r1-qwen-7b": ModelConfig(
+        family="qwen2",
+        vocab_size=152_064,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_layers=28,
+        num_heads=28,
+        num_kv_heads=4,
+        head_dim=128,
+        qkv_bias=True,
+        max_position=131_072,
+        rope=RopeConfig(),
+    ),
+    "smollm2-135m": ModelConfig(
+        family="llama",
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+        tie_embeddings=True,
+        max_position=8192,
+        rope=RopeConfig(theta=100_000.0),
     ),
     "tiny": ModelConfig(
         family="llama",
@@ -73,4 +100,5 @@ MODEL_SHAPES: dict[str, ModelConfig] = {
         rope=RopeConfig(),
     ),
 }
-"""By name: those of models that exist, and one that runs in milliseconds anywhere."""
+"""By name; `r1-qwen` is DeepSeek-R1-Distill-Qwen, `smollm2-135m` the embedded model, and `tiny` runs
+in milliseconds anywhere."""
