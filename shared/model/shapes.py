@@ -100,5 +100,5 @@ MODEL_SHAPES: dict[str, ModelConfig] = {
         rope=RopeConfig(),
     ),
 }
-"""By name; `r1-qwen` is DeepSeek-R1-Distill-Qwen, `smollm2-135m` the embedded model, and `tiny` runs
-in milliseconds anywhere."""
+"""By name; `r1-qwen` is DeepSeek-R1-Distill-Qwen, `smollm2-135m` the embedded model, and `tiny`
+runs in milliseconds everywhere."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loadtest.figures import png
@@ -44,10 +45,11 @@ def test_lanes_shares_and_moments_are_drawn() -> None:
         "decode", "transfer", "prefill", "gateway",
     ]  # fmt: skip
     computed, pushed, *moments = shares.get_lines()
-    assert list(computed.get_ydata())[::4] == [0.0, 0.5, 1.0]
-    assert computed.get_xdata()[0] == 3.0, "since the request arrived, not since the computation"
-    assert pushed.get_ydata()[-1] == 1.0
-    assert [line.get_xdata()[0] for line in moments] == [39.0, 40.0, 44.5]
+    assert np.asarray(computed.get_ydata())[::4].tolist() == [0.0, 0.5, 1.0]
+    first = np.asarray(computed.get_xdata())[0]
+    assert first == 3.0, "since the request arrived, not since the computation"
+    assert np.asarray(pushed.get_ydata())[-1] == 1.0
+    assert [np.asarray(line.get_xdata())[0] for line in moments] == [39.0, 40.0, 44.5]
     assert shares.get_xlim()[1] < 100, "the stream goes on beyond the picture"
     assert png(figure).startswith(b"\x89PNG")
 
