@@ -122,7 +122,7 @@ class ComputeThread:
             slab.finish()
             trace = None
             if timed is not None and traced is not None:
-                timed.finish()
+                timed.finish(ended_at=ended_at)
                 trace = traced.trace(output.plan, scores_C=output.scores_C)
         finally:
             writer.close()

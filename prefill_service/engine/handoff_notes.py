@@ -32,9 +32,9 @@ class HandoffNotes:
         """The computation begins now."""
         self._began = time.monotonic()
 
-    def computed(self, blocks: list[KvBlock]) -> None:
-        """The computation is over."""
-        self._computed_s = time.monotonic() - self._began
+    def computed(self, blocks: list[KvBlock], *, ended_at: float) -> None:
+        """The computation was over at `ended_at`, on the monotonic clock."""
+        self._computed_s = ended_at - self._began
         self._blocks = blocks[:MAX_ENTRIES]
         self._left_out += len(blocks) - len(self._blocks)
 
@@ -111,9 +111,10 @@ class TimedKv:
         """See `KvObserver.progress`."""
         self._inner.progress(done_tokens=done_tokens)
 
-    def finish(self) -> None:
-        """The computation is over, on a CUDA device too."""
-        self._notes.computed([self._at(index) for index in range(len(self._blocks))])
+    def finish(self, *, ended_at: float) -> None:
+        """The computation was over at `ended_at`, on a CUDA device too."""
+        blocks = [self._at(index) for index in range(len(self._blocks))]
+        self._notes.computed(blocks, ended_at=ended_at)
 
     def _mark(self) -> None:
         if self._on_cuda:

@@ -11,6 +11,7 @@ from prefill_service.engine.handoff_notes import HandoffNotes, NotedSender, Time
 from prefill_service.engine.plan import plan_prompt
 from prefill_service.engine.runner import PrefillRunner
 from shared.errors import TransportError
+from shared.kv.memory import KvBytes, MemoryPart
 from shared.model.attention import TorchAttention
 from shared.model.transformer import Transformer
 from shared.transport.base import Grant, TransferStats
@@ -36,7 +37,7 @@ def test_blocks_come_in_order_and_cover_every_slot(tiny_model: Transformer) -> N
     runner = PrefillRunner(tiny_model, attention=TorchAttention(), chunk_tokens=64)
     ids = [3 + n % 500 for n in range(TOKENS)]
     runner.run(token_ids=ids, plan=plan, observer=observer, stop=lambda: False)
-    observer.finish()
+    observer.finish(ended_at=time.monotonic())
     trace = notes.adopted()
     moments = [block.seconds for block in trace.computed]
     assert moments == sorted(moments)
@@ -62,9 +63,10 @@ class Sink:
         assert address == "h:1"
         assert grant.slot == 2
 
-    async def write(self, offset: int, data: memoryview | bytes) -> None:
+    async def write(self, offset: int, data: KvBytes) -> None:
         if self.fails:
             raise TransportError("broken")
+        assert not isinstance(data, MemoryPart)
         self.taken.append(bytes(data))
 
     async def seal(self) -> TransferStats:
@@ -102,7 +104,7 @@ async def test_what_fails_is_not_noted_and_aborts_go_through() -> None:
 def test_notes_are_bounded() -> None:
     notes = HandoffNotes()
     block = KvBlock(layer=0, first_slot=0, slots=1, seconds=0.0)
-    notes.computed([block] * (MAX_ENTRIES + 3))
+    notes.computed([block] * (MAX_ENTRIES + 3), ended_at=time.monotonic())
     for _ in range(MAX_ENTRIES + 2):
         notes.pushed(1, started=time.monotonic())
     trace = notes.adopted()
