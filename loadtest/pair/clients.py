@@ -2,6 +2,7 @@
 
 import http.client
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ from shared.errors import TandemError, TransportError, UnavailableError
 
 _READ_BYTES = 1 << 16
 _TIMEOUT_S = 600.0
+_FRESH_S = 2.0
+"""Servers close connections that were idle for longer than some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +81,14 @@ class PairClient(Protocol):
         """Drops connections."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    connection: http.client.HTTPConnection
+    since: float
+
+
 class HttpClient:
-    """Streams completions over HTTP/1.1, one connection a request, opened before the clock starts.
+    """Streams completions over HTTP/1.1; connections are kept, as those of pooled clients are.
 
     Args:
         url: of the gateway.
@@ -91,24 +100,41 @@ class HttpClient:
         address = urlsplit(url)
         assert address.hostname is not None, "a URL names a host"
         self._host, self._port = address.hostname, address.port or 80
+        self._idle: deque[_Idle] = deque()
 
     def ask(self, question: Question) -> Timed:
         """See `PairClient.ask`."""
         body = orjson.dumps(_rest_body(question))
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
+        connection = self._take()
         try:
-            connection.connect()
-            return self._timed(connection, body)
+            if connection.sock is None:
+                connection.connect()
+            timed = self._timed(connection, body)
         except (OSError, http.client.HTTPException) as error:
+            connection.close()
             raise UnavailableError(
                 f"{self._host}:{self._port} cannot be reached or broke off ({error}); "
                 "see the gateway's log"
             ) from error
-        finally:
+        except TandemError:
             connection.close()
+            raise
+        self._idle.append(_Idle(connection, time.monotonic()))
+        return timed
 
     def close(self) -> None:
-        """Every request closes its own."""
+        """Drops idle connections."""
+        while self._idle:
+            self._idle.pop().connection.close()
+
+    def _take(self) -> http.client.HTTPConnection:
+        """An idle connection that its server has surely not closed yet, or a new one."""
+        while self._idle:
+            idle = self._idle.pop()
+            if time.monotonic() - idle.since < _FRESH_S:
+                return idle.connection
+            idle.connection.close()
+        return http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
 
     def _timed(self, connection: http.client.HTTPConnection, body: bytes) -> Timed:
         began = time.perf_counter()
