@@ -110,6 +110,7 @@ class DecodeServer:
             readiness=lambda: STARTING if self._presence is None else self._presence.readiness(),
             alive=lambda: self._presence is None or self._presence.alive,
             refresh=self._refresh_metrics,
+            facts=self._facts,
             more=() if local is None else local.routes,
         )
 
@@ -331,7 +332,9 @@ class DecodeServer:
             rejected_transports=tuple(each.text for each in landing.chosen.rejected),
             profile=loaded.profile.label,
             methods_hash=loaded.profile.methods_hash,
-            topology=read_topology(self.config.device),
+            topology=replace(
+                read_topology(self.config.device), kv_memory=core.memory.landing.kind.value
+            ),
         )
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(
             DecodeServicer(
@@ -365,6 +368,10 @@ class DecodeServer:
         self._care_task = asyncio.create_task(caretaker.run())
 
     # --- while it runs ----------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, object]:
+        """What health tells beside readiness: where KV lands."""
+        return {} if self._core is None else {"kv_memory": self._core.memory.landing.facts}
 
     def _refresh_metrics(self) -> None:
         if self._recorder is not None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError
+from shared.types.memory_kind import check_memory
 
 MIB = 1 << 20
 
@@ -62,7 +63,8 @@ class DecodeConfig:
     pages_rest: int = 0
     """Pages of the pruned layers, instead of a share of kv_bytes; 0 takes the share."""
     slab_bytes: int = 512 * MIB
-    """Bytes of the landing slab; the longest unpruned prompt must fit."""
+    """Bytes of the landing slab, in host memory or the GPU's; the longest unpruned prompt must
+    fit."""
     max_batch: int = 32
     """Rows of one decode step; further rows wait."""
     max_model_len: int = 0
@@ -84,6 +86,9 @@ class DecodeConfig:
     """Transports this worker takes, best first: nixl (extra nixl) and grpc."""
     require_transport: str = ""
     """Use only this transport and do not start without it; empty takes all that work."""
+    kv_memory: str = "auto"
+    """Memory that KV lands in: device (the GPU's, which nixl writes to directly), host, or auto
+    (device where the model is on CUDA and nixl works). Alike on both ends of a pair."""
     stream_queue_tokens: int = 256
     """Unread tokens after which a row rests until its reader catches up."""
     stall_s: float = 10.0
@@ -109,6 +114,7 @@ class DecodeConfig:
                     raise ConfigError(
                         f"decode setting {name} is {value}, but must be at least {lowest} {unit}"
                     )
+        check_memory("decode", self.kv_memory)
         if not self.transports:
             raise ConfigError("decode setting transports is empty; name at least one, like grpc")
         if self.drift_alarm > 1:

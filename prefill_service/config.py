@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError
+from shared.types.memory_kind import check_memory
 
 MIB = 1 << 20
 
@@ -70,6 +71,9 @@ class PrefillConfig:
     """Transports this worker may use, best first: nixl (extra nixl) and grpc."""
     require_transport: str = ""
     """Use only this transport: no start without it, no handoff that it cannot carry; empty: all."""
+    kv_memory: str = "auto"
+    """Memory that KV is sent from: device (the GPU's, which nixl reads directly), host, or auto
+    (device where the model is on CUDA and nixl works). Alike on both ends of a pair."""
     faults: tuple[str, ...] = ()
     """Exercise only: faults made on purpose in transfers of KV, as kill@ack=0.01, seed=7. Kinds are
     drop, delay:SECONDS, duplicate, corrupt, truncate and kill; moments are hello, grant, first,
@@ -81,9 +85,10 @@ class PrefillConfig:
     delivery_tries: int = 3
     """Deliveries of one KV cache before its handoff fails."""
     buffer_bytes: int = 2048 * MIB
-    """Host bytes of KV on its way or held for a resend; a prompt waits for room in it."""
+    """Bytes of KV on its way or held for a resend, in host memory or, taken at the start, in the
+    GPU's; a prompt waits for room in it."""
     sealed_bytes: int = 1024 * MIB
-    """Host bytes of delivered KV held for a resend; the oldest is dropped first."""
+    """Bytes of it that delivered KV may hold for a resend; the oldest is dropped first."""
     sealed_lease_s: float = 30.0
     """Seconds that delivered KV is held for a resend, unless renewed."""
     stall_s: float = 10.0
@@ -106,6 +111,7 @@ class PrefillConfig:
         for name in ("reserve_wait_s", "rpc_timeout_s", "sealed_lease_s", "stall_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"prefill setting {name} must be above 0 seconds; raise it")
+        check_memory("prefill", self.kv_memory)
         if not self.transports:
             raise ConfigError("prefill setting transports is empty; name at least one, like grpc")
         if self.log_format not in {"auto", "json", "text"}:

@@ -119,7 +119,7 @@ class PagedKvCache:
         self.geometry = geometry
         self.whole_layers = whole_layers
         self.device = torch.device(device)
-        self._poison = poison
+        self.poisons = poison
         front = range(whole_layers)
         rest = range(whole_layers, geometry.num_layers)
         self.pools = {
@@ -175,7 +175,7 @@ class PagedKvCache:
         for group, pool in self.pools.items():
             held = pages.of(group)
             pool.pages.free(held.pages)
-            if self._poison:
+            if self.poisons:
                 pool.poison(held.table)
 
     def shrink(self, pages: SequencePages, *, surplus_tokens: int) -> SequencePages:

@@ -1,4 +1,4 @@
-"""The one engine thread: runs a prompt, copies its KV to the host slab, samples the first token."""
+"""The one engine thread: runs a prompt, copies its KV to its slab, samples the first token."""
 
 import asyncio
 import time
@@ -9,9 +9,9 @@ import structlog
 import torch
 
 from prefill_service.engine.handoff_notes import TimedKv
-from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import FirstTokens, PrefillJob, Progress, PromptRequest
 from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.prompt_slab import PromptSlab
 from prefill_service.engine.prompt_trace import TracedPrompt
 from prefill_service.engine.runner import PrefillRunner
 from prefill_service.engine.slab_writer import slab_writer
@@ -35,6 +35,8 @@ class Computed:
     """Forward pass, selection included."""
     select_seconds: float
     """Scoring and selecting."""
+    ended_at: float
+    """When the first token was known, in monotonic seconds: the transfer's rest begins here."""
     trace: PromptTrace | None = None
     """What was kept, when the request asked."""
 
@@ -62,7 +64,7 @@ class ComputeThread:
         beat = self._last_beat
         return 0.0 if beat is None else time.monotonic() - beat
 
-    async def run(self, job: PrefillJob, *, plan: PromptPlan, slab: HostSlab) -> Computed:
+    async def run(self, job: PrefillJob, *, plan: PromptPlan, slab: PromptSlab) -> Computed:
         """Runs a prompt, emitting progress and the first token while it does.
 
         Raises:
@@ -90,7 +92,7 @@ class ComputeThread:
         self,
         job: PrefillJob,
         plan: PromptPlan,
-        slab: HostSlab,
+        slab: PromptSlab,
         loop: asyncio.AbstractEventLoop,
     ) -> Computed:
         def stop() -> bool:
@@ -114,6 +116,7 @@ class ComputeThread:
                 stop=stop,
             )
             tokens = first_tokens(output.logits_V, job.request)
+            ended_at = time.monotonic()
             loop.call_soon_threadsafe(job.emit, FirstTokens(tokens))
             writer.finish()
             slab.finish()
@@ -129,6 +132,7 @@ class ComputeThread:
             first_tokens=tokens,
             prefill_seconds=output.prefill_seconds,
             select_seconds=output.select_seconds,
+            ended_at=ended_at,
             trace=trace,
         )
 

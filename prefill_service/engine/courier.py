@@ -128,7 +128,7 @@ class Courier:
             assert delivery is not None, "reserve opens a delivery or raises"
             try:
                 stats = await delivery.push(self._parcel.slab)
-                manifest = await self._parcel.manifest(self._key)
+                manifest = await self._parcel.manifest(self._key, check=stats.check)
                 await delivery.commit(manifest, prompt_token_ids=self._parcel.prompt_token_ids)
             except TandemError as error:
                 await self._give_up(delivery, error)

@@ -11,7 +11,6 @@ from prefill_service.engine.compute import Computed
 from prefill_service.engine.courier import Arrived, Courier
 from prefill_service.engine.handoff_notes import HandoffNotes
 from prefill_service.engine.held import HeldKv
-from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import PrefillJob, Sealed, Started
 from prefill_service.engine.parcel import Parcel
 from prefill_service.engine.plan import PromptPlan
@@ -57,7 +56,7 @@ class PromptRun:
 
     async def _admitted(self, plan: PromptPlan) -> Sealed:
         job, services = self._job, self._services
-        slab = HostSlab(plan.slab, geometry=services.geometry, executor=services.compute.checksums)
+        slab = await job.unless_stopped(services.slabs.make(plan))
         parcel = Parcel(job.request, plan=plan, slab=slab, model=services.model)
         courier = _courier(job, parcel, services=services)
         machine = HandoffStateMachine(job.key)
@@ -71,8 +70,9 @@ class PromptRun:
             )
         finally:
             await courier.abort("ended")
-            if parcel.complete and not job.stopping():
-                services.held.hold(HeldKv(parcel, machine))
+            again = parcel.complete and not job.stopping()
+            if not (again and services.held.hold(HeldKv(parcel, machine))):
+                slab.close()
 
     async def _compute_and_deliver(self, parcel: Parcel, courier: Courier) -> Arrived:
         """Runs both side by side; whichever fails first ends the other."""
@@ -99,7 +99,7 @@ class PromptRun:
         services.speed.record(job.tokens, time.monotonic() - began)
         services.recorder.computed(self._computed)
         done = self._computed
-        parcel.finish(done.first_tokens, plan=done.plan, trace=done.trace)
+        parcel.finish(done.first_tokens, plan=done.plan, ended_at=done.ended_at, trace=done.trace)
 
 
 async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed:

@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 import structlog
 
 from prefill_service.engine.handoff_notes import HandoffNotes, NotedSender
-from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import Target
+from prefill_service.engine.prompt_slab import PromptSlab
 from shared.errors import (
     HandoffError,
     InvalidRequestError,
@@ -134,7 +134,7 @@ class Delivery:
         self.machine.advance(HandoffState.RESERVED)
         return None
 
-    async def push(self, slab: HostSlab) -> TransferStats:
+    async def push(self, slab: PromptSlab) -> TransferStats:
         """Sends every range of the slab as it becomes final, and seals.
 
         Raises:
@@ -158,7 +158,7 @@ class Delivery:
         self.machine.advance(HandoffState.SEALED)
         return stats
 
-    async def _send(self, slab: HostSlab, *, sender: KvSender, grant: Grant) -> TransferStats:
+    async def _send(self, slab: PromptSlab, *, sender: KvSender, grant: Grant) -> TransferStats:
         self._sender = sender
         await sender.open(address=self.target.address, grant=grant)
         self.machine.advance(HandoffState.STREAMING)

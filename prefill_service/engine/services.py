@@ -9,6 +9,7 @@ from prefill_service.engine.courier import DeliveryPolicy
 from prefill_service.engine.held import HeldStore
 from prefill_service.engine.job import Failed, PrefillJob, PromptRequest, Sealed
 from prefill_service.engine.plan import PromptPlan, plan_prompt, served_params
+from prefill_service.engine.prompt_slab import PromptSlab
 from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from prefill_service.engine.sender import Links
 from shared.errors import ConfigError
@@ -48,6 +49,14 @@ def profile_planner(config: ModelConfig, *, geometry: KvGeometry, params: Prunin
     return plan
 
 
+class Slabs(Protocol):
+    """Makes the slabs of prompts."""
+
+    async def make(self, plan: PromptPlan) -> PromptSlab:
+        """A slab for a prompt whose bytes were admitted."""
+        ...
+
+
 class Recorder(Protocol):
     """Is told what happened, for metrics and logs; on the loop."""
 
@@ -70,8 +79,8 @@ class Services:
     """Decides what to prune."""
     model: ModelIdentity
     """Whose KV is sent."""
-    geometry: KvGeometry
-    """Its shape."""
+    slabs: Slabs
+    """Where KV waits for its delivery."""
     links: Links
     """Ways to decode workers."""
     policy: DeliveryPolicy
@@ -79,7 +88,7 @@ class Services:
     queue: TokenQueue
     """Waiting prompts."""
     held: HeldStore
-    """Host memory and leases."""
+    """Bounds of that memory, and leases."""
     speed: SpeedMeter
     """Measured speed."""
     recorder: Recorder

@@ -1080,6 +1080,7 @@ class Place(_message.Message):
     P2P_PEERS_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     GPU_NOTE_FIELD_NUMBER: _builtins.int
+    KV_MEMORY_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the meaning of this message, 1; whoever knows another one takes the place as unknown."""
     host: _builtins.str
@@ -1090,6 +1091,8 @@ class Place(_message.Message):
     """UUID of its GPU."""
     gpu_note: _builtins.str
     """Why nothing is known of GPUs."""
+    kv_memory: _builtins.str
+    """Kind of memory that its KV is handed over in: host or device; empty: not told, which is host."""
     @_builtins.property
     def nvlink_peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """UUIDs of the GPUs that NVLink joins with its own."""
@@ -1113,10 +1116,11 @@ class Place(_message.Message):
         p2p_peers: _abc.Iterable[_builtins.str] | None = ...,
         gpus: _abc.Iterable[_builtins.str] | None = ...,
         gpu_note: _builtins.str = ...,
+        kv_memory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "gpu_note", b"gpu_note", "gpus", b"gpus", "host", b"host", "nvlink_peers", b"nvlink_peers", "p2p_peers", b"p2p_peers", "pid_namespace", b"pid_namespace", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "gpu_note", b"gpu_note", "gpus", b"gpus", "host", b"host", "kv_memory", b"kv_memory", "nvlink_peers", b"nvlink_peers", "p2p_peers", b"p2p_peers", "pid_namespace", b"pid_namespace", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
