@@ -12,6 +12,7 @@ from torch import Tensor
 
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.runner import KvObserver
+from shared.kv.memory import KvBytes
 from shared.model.current_device import computing_on
 from shared.transport.base import Grant, KvSender, TransferStats
 from shared.types.handoff_trace import MAX_ENTRIES, HandoffTrace, KvBlock, KvPush
@@ -145,11 +146,12 @@ class NotedSender:
         """See `KvSender.open`."""
         await self._inner.open(address=address, grant=grant)
 
-    async def write(self, offset: int, data: memoryview | bytes) -> None:
+    async def write(self, offset: int, data: KvBytes) -> None:
         """See `KvSender.write`."""
         started = time.monotonic()
         await self._inner.write(offset, data)
-        self._notes.pushed(memoryview(data).nbytes, started=started)
+        nbytes = len(data) if isinstance(data, bytes) else data.nbytes
+        self._notes.pushed(nbytes, started=started)
 
     async def seal(self) -> TransferStats:
         """See `KvSender.seal`."""
