@@ -21,7 +21,7 @@ import torch
 
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.kernel_parity import relative_distance
-from loadtest.micro.models import MODEL_SHAPES, random_on_device
+from loadtest.micro.models import random_on_device
 from loadtest.micro.pass_arms import (
     FULL,
     Arm,
@@ -50,6 +50,7 @@ from shared.model.exact_attention import HeadShape
 from shared.model.plain_attention import PlainKernel
 from shared.model.probe import TRITON, AttentionChoice, probe_attention
 from shared.model.profile import load_profile
+from shared.model.shapes import MODEL_SHAPES
 from shared.model.transformer import Transformer
 
 _LONG = 16_384

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import structlog
 import torch
 
+from prefill_service.engine.handoff_notes import TimedKv
 from prefill_service.engine.job import FirstTokens, PrefillJob, Progress, PromptRequest
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.prompt_pass import PackedPrompt
@@ -158,8 +159,11 @@ class _ThreadRun:
         self._ended = ended
         self._loop = loop
         self._writer = slab_writer(work.slab, progressed=self._progressed, device=device)
-        trace = work.job.request.options.trace
-        self._traced = TracedPrompt(self._writer) if trace else None
+        self._timed: TimedKv | None = None
+        self._traced: TracedPrompt | None = None
+        if work.job.notes is not None:
+            self._timed = TimedKv(self._writer, notes=work.job.notes, device=device)
+            self._traced = TracedPrompt(self._timed)
         self._sampled: _Sampled | None = None
 
     def prompt(self, beat: Callable[[], None]) -> PackedPrompt:
@@ -197,7 +201,8 @@ class _ThreadRun:
             self._writer.finish()
             self._work.slab.finish()
             trace = None
-            if self._traced is not None:
+            if self._timed is not None and self._traced is not None:
+                self._timed.finish(ended_at=self._sampled.ended_at)
                 trace = self._traced.trace(output.plan, scores_C=output.scores_C)
         except Exception as error:  # noqa: BLE001  of this prompt alone
             self.fail(error)
