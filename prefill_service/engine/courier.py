@@ -121,6 +121,7 @@ class Courier:
         Raises:
             TandemError: every try failed.
         """
+        self._parcel.prepare()
         for _ in range(self._policy.tries):
             if self._open is None:
                 await self.reserve()

@@ -36,8 +36,10 @@ from tests.support.prefill_worker import (
 
 @pytest.fixture(params=EACH_MEMORY)
 async def worker(request: pytest.FixtureRequest, tiny_model_dir: Path) -> AsyncIterator[Worker]:
-    bounds = {"reserve_wait_s": 0.4, "rpc_timeout_s": 3.0}
-    async with prefill_worker(tiny_model_dir, **bounds, **MEMORIES[request.param]) as running:
+    memory = MEMORIES[request.param]
+    async with prefill_worker(
+        tiny_model_dir, reserve_wait_s=0.4, rpc_timeout_s=3.0, **memory
+    ) as running:
         yield running
 
 
