@@ -2,6 +2,7 @@
 
     python -m loadtest.micro.decode_step --device cuda --json
     python -m loadtest.micro.decode_step --device cuda --only 18432 --repeats 12
+    python -m loadtest.micro.decode_step --device cuda --shape llama-3.2-3b,r1-qwen-7b --batch 16
 
 Weights and KV are random, of a model's shape. Logits are compared with the PyTorch path before
 anything is timed: a tiny model in float32 and bfloat16 over page edges, then the timed batch. The
@@ -14,7 +15,7 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +24,13 @@ from loadtest.micro.gpu_facts import gpu_facts, require_kernels
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_rows import CaseRows
-from loadtest.micro.step_shapes import CASES, TINY, StepCase
+from loadtest.micro.step_shapes import (
+    CASES,
+    TINY,
+    StepCase,
+    add_case_flags,
+    named_cases,
+)
 from loadtest.micro.step_times import against_bytes, time_parts, time_steps
 from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer
@@ -32,7 +39,12 @@ _EDGE_STEPS = 18
 
 
 def bench_steps(
-    *, device: torch.device, only: str, repeats: int, progress: Callable[[str], None]
+    *,
+    device: torch.device,
+    only: str,
+    repeats: int,
+    progress: Callable[[str], None],
+    cases: Mapping[str, StepCase] = CASES,
 ) -> dict[str, Any]:
     """Compares, then times.
 
@@ -41,6 +53,7 @@ def bench_steps(
         only: part of the names of the cases to time.
         repeats: turns of each arm.
         progress: is told what happens, one line at a time.
+        cases: what there is to time, by name.
 
     Returns:
         JSON: `tiny` (errors by type and arm), `cases` (errors, times, bytes and parts by arm, or
@@ -52,7 +65,7 @@ def bench_steps(
     """
     on_gpu = device.type == "cuda"
     require_kernels(device)
-    chosen = {name: case for name, case in CASES.items() if only in name}
+    chosen = {name: case for name, case in cases.items() if only in name}
     if not chosen:
         raise ConfigError(f"no case has {only!r} in its name; run without --only to see them all")
     tiny = {}
@@ -61,16 +74,16 @@ def bench_steps(
         tiny[name] = check_tiny(device=device, dtype=dtype, steps=_EDGE_STEPS if on_gpu else 2)
         progress(f"tiny model in {name}: errors {tiny[name]}")
     timed = chosen if on_gpu else {}
-    cases = {}
+    found: dict[str, Any] = {}
     for name, case in timed.items():
         try:
-            cases[name] = time_case(case, device=device, repeats=repeats, progress=progress)
+            found[name] = time_case(case, device=device, repeats=repeats, progress=progress)
         except (InternalError, torch.OutOfMemoryError) as error:
             # The other cases still say something; the exit code tells of this one.
-            cases[name] = {"failed": str(error)}
+            found[name] = {"failed": str(error)}
             progress(f"{name}: {error}")
     facts = gpu_facts("loadtest.micro.decode_step", device)
-    return {"benchmark": "decode_step", "tiny": tiny, "cases": cases, **facts}
+    return {"benchmark": "decode_step", "tiny": tiny, "cases": found, **facts}
 
 
 def check_tiny(
@@ -167,6 +180,7 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", default="", help="part of the names of the cases to time")
+    add_case_flags(parser)
     parser.add_argument("--repeats", type=int, default=12, help="turns of each arm")
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args()
@@ -176,6 +190,7 @@ def main() -> None:
             only=given.only,
             repeats=given.repeats,
             progress=lambda text: print(text, file=sys.stderr, flush=True),
+            cases=named_cases(given.shape, batch=given.batch, context=given.context),
         )
     except ConfigError as error:
         parser.error(str(error))

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 
 import torch
 
+from shared.errors import ConfigError
 from shared.model.config import ModelConfig
 from shared.model.layers import LayerWeights
 from shared.model.random import random_tensors
@@ -54,8 +55,59 @@ MODEL_SHAPES: dict[str, ModelConfig] = {
         max_position=131_072,
         rope=RopeConfig(theta=1_000_000.0),
     ),
+    "r1-qwen-1.5b": ModelConfig(
+        family="qwen2",
+        vocab_size=151_936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_layers=28,
+        num_heads=12,
+        num_kv_heads=2,
+        head_dim=128,
+        qkv_bias=True,
+        max_position=131_072,
+        rope=RopeConfig(),
+    ),
+    "r1-qwen-7b": ModelConfig(
+        family="qwen2",
+        vocab_size=152_064,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_layers=28,
+        num_heads=28,
+        num_kv_heads=4,
+        head_dim=128,
+        qkv_bias=True,
+        max_position=131_072,
+        rope=RopeConfig(),
+    ),
+    "smollm2-135m": ModelConfig(
+        family="llama",
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+        tie_embeddings=True,
+        max_position=8192,
+        rope=RopeConfig(theta=100_000.0),
+    ),
 }
-"""Shapes by name."""
+"""Shapes by name; `r1-qwen` is DeepSeek-R1-Distill-Qwen, `smollm2-135m` the embedded model."""
+
+
+def shape_named(name: str) -> ModelConfig:
+    """The shape of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in MODEL_SHAPES:
+        raise ConfigError(f"no model shape {name!r}; choose one of {', '.join(MODEL_SHAPES)}")
+    return MODEL_SHAPES[name]
 
 
 def random_on_device(
