@@ -23,13 +23,12 @@ import torch
 
 from loadtest.micro.generation_merge import merge_files, summary
 from loadtest.micro.generation_parity import check_generation
-from loadtest.micro.generation_rows import GenerationPlan
+from loadtest.micro.generation_rows import GenerationPlan, generation_of
 from loadtest.micro.generation_times import time_generations
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels
-from loadtest.micro.models import MODEL_SHAPES, random_on_device, shape_named
+from loadtest.micro.models import MODEL_SHAPES, random_on_device
 from loadtest.micro.step_shapes import TINY
 from shared.errors import ConfigError
-from shared.model.profile import load_profile
 from shared.types.methods import PruningParams, SparsityParams
 
 SHAPE, BATCH, PROMPT_TOKENS, CONTEXT = "r1-qwen-1.5b", 64, 16, 18_432
@@ -42,21 +41,17 @@ WINDOW = 128
 def bench_generation(
     *,
     device: torch.device,
-    shape: str = SHAPE,
-    batch: int = BATCH,
-    prompt_tokens: int = PROMPT_TOKENS,
-    context: int = CONTEXT,
-    generations: int = 2,
+    shape: str,
+    plan: GenerationPlan,
+    generations: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Compares, then times.
 
     Args:
         device: a CUDA device, or the CPU, which compares only.
-        shape: name of the model's shape.
-        batch: rows.
-        prompt_tokens: tokens of a row before the first step.
-        context: tokens of a row after the last step.
+        shape: name of the model's shape, told in the result.
+        plan: sizes.
         generations: of each arm.
         progress: is told what happens, one line at a time.
 
@@ -66,27 +61,18 @@ def bench_generation(
         where it was taken.
 
     Raises:
-        ConfigError: the CPU without Triton's interpreter, or sizes that do not fit.
+        ConfigError: the CPU without Triton's interpreter, or no generation.
         InternalError: the tiny model's tokens by kernels are wrong on this device.
     """
     require_kernels(device)
     if generations < 1:
         raise ConfigError(f"{generations} generations: at least one of each arm is timed")
-    profile = load_profile(config=shape_named(shape))
-    plan = GenerationPlan(
-        config=shape_named(shape),
-        batch=batch,
-        prompt_tokens=prompt_tokens,
-        context=context,
-        pruning=profile.pruning,
-        sparsity=profile.sparsity,
-    )
     found: dict[str, Any] = {
         "benchmark": "generation",
         "shape": shape,
-        "batch": batch,
-        "prompt_tokens": prompt_tokens,
-        "context": context,
+        "batch": plan.batch,
+        "prompt_tokens": plan.prompt_tokens,
+        "context": plan.context,
         "full_layers": list(plan.sparsity.full_layers),
         "page_budget": plan.sparsity.page_budget,
         "parity": check_tiny(device),
@@ -171,9 +157,9 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
     return bench_generation(
         device=torch.device(given.device),
         shape=given.shape,
-        batch=given.batch,
-        prompt_tokens=given.prompt,
-        context=given.to,
+        plan=generation_of(
+            given.shape, batch=given.batch, prompt_tokens=given.prompt, context=given.to
+        ),
         generations=given.generations,
         progress=lambda text: print(text, file=sys.stderr, flush=True),
     )

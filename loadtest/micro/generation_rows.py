@@ -1,4 +1,4 @@
-"""Rows of a whole generation: pages for all of it are granted before it begins, as a worker does."""
+"""Rows of a whole generation; pages for all of it are granted beforehand, as a worker does."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,12 @@ from decode_service.engine.handoffs import Reservation
 from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.sequence import Sequence
 from decode_service.engine.sizing import size_cache
+from loadtest.micro.models import shape_named
 from loadtest.micro.worker_room import RequestSize, WorkerRoom
 from shared.errors import ConfigError, InternalError
 from shared.kv.geometry import PAGE_SIZE, pages_for
 from shared.model.config import ModelConfig
+from shared.model.profile import load_profile
 from shared.model.transformer import Transformer
 from shared.types.methods import PruningParams, SparsityParams
 
@@ -55,6 +57,30 @@ class GenerationPlan:
     def budget_tokens(self) -> int:
         """Contexts up to here are read whole by both arms."""
         return self.sparsity.page_budget * PAGE_SIZE
+
+
+def generation_of(shape: str, *, batch: int, prompt_tokens: int, context: int) -> GenerationPlan:
+    """A batch of a model's shape, with the layers and budgets of its shipped profile.
+
+    Args:
+        shape: name of the model's shape.
+        batch: rows.
+        prompt_tokens: tokens of a row before the first step.
+        context: tokens of a row after the last step.
+
+    Raises:
+        ConfigError: no such shape, or sizes that do not fit.
+    """
+    config = shape_named(shape)
+    profile = load_profile(config=config)
+    return GenerationPlan(
+        config=config,
+        batch=batch,
+        prompt_tokens=prompt_tokens,
+        context=context,
+        pruning=profile.pruning,
+        sparsity=profile.sparsity,
+    )
 
 
 class GenerationRows:
