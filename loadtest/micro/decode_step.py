@@ -15,7 +15,7 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -173,7 +173,7 @@ def _print(result: dict[str, Any]) -> None:
     print(f"{result['device']}, torch {result['torch']}, triton {result['triton']}")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.micro.decode_step", description=__doc__
@@ -183,7 +183,7 @@ def main() -> None:
     add_case_flags(parser)
     parser.add_argument("--repeats", type=int, default=12, help="turns of each arm")
     parser.add_argument("--json", action="store_true", help="one object on standard output")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     try:
         result = bench_steps(
             device=torch.device(given.device),

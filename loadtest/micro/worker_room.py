@@ -148,16 +148,16 @@ class WorkerRoom:
         """
         spec, config = granted.spec, self._model.config
         length = spec.prompt_tokens if prompt_tokens is None else prompt_tokens
-        layouts = (KvLayout(kind=PositionKind.IDENTITY, slots=length, positions_RN=None),)
+        layouts = [KvLayout(kind=PositionKind.IDENTITY, slots=length, positions_RN=None)]
         pruned = spec.kept_tokens < spec.prompt_tokens
         if pruned:
-            layouts = (*layouts, _kept(spec, device=self._model.device))
+            layouts.append(_kept(spec, device=self._model.device))
         whole = self.cache.whole_layers
         return Sequence(
             key=spec.handoff,
             prompt=PromptKv(
                 pages=granted.pages,
-                layouts=layouts,
+                layouts=tuple(layouts),
                 layer_layouts=(0,) * whole + (int(pruned),) * (config.num_layers - whole),
                 whole_layers=whole,
                 prompt_tokens=length,
