@@ -22,15 +22,10 @@ import torch
 
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels
 from loadtest.micro.models import random_on_device
+from loadtest.micro.step_cases import add_case_flags, named_cases
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_rows import CaseRows
-from loadtest.micro.step_shapes import (
-    CASES,
-    TINY,
-    StepCase,
-    add_case_flags,
-    named_cases,
-)
+from loadtest.micro.step_shapes import CASES, TINY, StepCase
 from loadtest.micro.step_times import against_bytes, time_parts, time_steps
 from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer

@@ -10,8 +10,8 @@ from decode_service.engine.kv_cache import PagedKvCache, SequencePages, page_tab
 from decode_service.engine.runner import DecodeRunner
 from decode_service.engine.sequence import Sequence
 from loadtest.micro.models import in_float32
-from loadtest.micro.step_rows import CaseRows
-from loadtest.micro.step_shapes import GROWTH, StepCase
+from loadtest.micro.step_rows import GROWTH, CaseRows
+from loadtest.micro.step_shapes import StepCase
 from shared.errors import InternalError
 from shared.model.transformer import Transformer
 

@@ -11,13 +11,16 @@ from decode_service.engine.kv_cache import LengthGroup, PagedKvCache, SequencePa
 from decode_service.engine.sequence import PromptKv, Sequence
 from decode_service.sparsity.layouts import KvLayout
 from decode_service.sparsity.registry import policy_for
-from loadtest.micro.step_shapes import GROWTH, StepCase
+from loadtest.micro.step_shapes import StepCase
 from shared.kv.geometry import pages_for
 from shared.model.transformer import Transformer
 from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import PositionKind
 from shared.types.methods import SparsityParams
 from shared.types.sampling import SamplingParams, StopConditions
+
+GROWTH = 1024
+"""Slots that a row may add: a benchmark that runs longer begins again."""
 
 ARMS = ("dense", "delta", "pruned", "pair")
 """Neither method, DELTA, pruning, both."""

@@ -1,25 +1,15 @@
-"""Models and batches that decode steps are measured at, and how a further one is asked for."""
+"""Models and batches that decode steps are measured at."""
 
-import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from loadtest.micro.models import MODEL_SHAPES, shape_named
-from shared.errors import ConfigError
+from loadtest.micro.models import MODEL_SHAPES
 from shared.model.config import ModelConfig
-from shared.model.profile import load_profile
 
 R1_QWEN_1_5B = MODEL_SHAPES["r1-qwen-1.5b"]
 """DeepSeek-R1-Distill-Qwen-1.5B."""
 
 LLAMA_3_1_8B = MODEL_SHAPES["llama-3.1-8b"]
 """Llama-3.1-8B."""
-
-
-GROWTH = 1024
-"""Slots that a row may add: a benchmark that runs longer begins again."""
-
-_BATCH, _CONTEXT, _KEEP_RATE = 16, 16_384, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,72 +78,3 @@ TINY = StepCase(
     whole_layers=2,
 )
 """Compared only; all that a machine without a GPU can do."""
-
-
-def case_of(
-    shape: str,
-    *,
-    batch: int = _BATCH,
-    context: int | None = None,
-    keep_rate: float | None = _KEEP_RATE,
-) -> StepCase:
-    """A batch of a model's shape, with the layers and budgets of its shipped profile.
-
-    Args:
-        shape: name of the model's shape.
-        batch: rows.
-        context: original tokens of a row; None: 16,384, or what the model has room for.
-        keep_rate: share of the prompt that pruned arms hold; None leaves them out.
-
-    Raises:
-        ConfigError: no such shape, or a size that it does not have.
-    """
-    config = shape_named(shape)
-    most = config.max_position - GROWTH
-    context = min(_CONTEXT, most) if context is None else context
-    if batch < 1 or not 1 <= context <= most:
-        raise ConfigError(
-            f"{batch} x {context} tokens of {shape}: at least one row, and 1 to {most} tokens, "
-            f"which leaves {GROWTH} of its {config.max_position} positions to the steps"
-        )
-    if keep_rate is not None and not 0 < keep_rate < 1:
-        raise ConfigError(f"a keep rate of {keep_rate:g} prunes nothing: give one between 0 and 1")
-    profile = load_profile(config=config)
-    sparsity, pruning = profile.sparsity, profile.pruning
-    return StepCase(
-        config=config,
-        batch=batch,
-        context=context,
-        full_layers=sparsity.full_layers,
-        keep_rate=keep_rate,
-        budget=sparsity.page_budget,
-        recency=sparsity.recency_pages,
-        whole_layers=min(pruning.deferred_layers, pruning.pruning_layer + 1),
-    )
-
-
-def named_cases(shapes: str, *, batch: int = _BATCH, context: int = 0) -> Mapping[str, StepCase]:
-    """Cases by name: those of the issue without `shapes`, else one of each shape.
-
-    Args:
-        shapes: names of models' shapes, separated by commas; may be empty.
-        batch: rows.
-        context: original tokens of a row; 0: what `case_of` takes.
-
-    Raises:
-        ConfigError: see `case_of`.
-    """
-    names = [name.strip() for name in shapes.split(",") if name.strip()]
-    cases = {name: case_of(name, batch=batch, context=context or None) for name in names}
-    return {f"{name} {case.batch} x {case.context}": case for name, case in cases.items()} or CASES
-
-
-def add_case_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `named_cases`."""
-    parser.add_argument(
-        "--shape", default="", help=f"one case of each instead: {', '.join(MODEL_SHAPES)}"
-    )
-    parser.add_argument("--batch", type=int, default=_BATCH, help="rows, with --shape")
-    parser.add_argument(
-        "--context", type=int, default=0, help="tokens of a row, with --shape; 0: 16384 or fewer"
-    )

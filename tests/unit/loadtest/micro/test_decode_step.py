@@ -7,9 +7,10 @@ import triton
 from decode_service.engine.backends import HEAD_SIZES, MOST_TOKENS
 from loadtest.micro import decode_step, step_parity
 from loadtest.micro.models import MODEL_SHAPES, random_on_device
+from loadtest.micro.step_cases import case_of, named_cases
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
-from loadtest.micro.step_rows import ARMS, CaseRows
-from loadtest.micro.step_shapes import CASES, GROWTH, TINY, case_of, named_cases
+from loadtest.micro.step_rows import ARMS, GROWTH, CaseRows
+from loadtest.micro.step_shapes import CASES, TINY
 from loadtest.micro.step_times import _longest, _part_of, against_bytes
 from shared.errors import ConfigError, InternalError
 from shared.kv.geometry import PAGE_SIZE
