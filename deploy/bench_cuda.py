@@ -1,8 +1,8 @@
 """`tandem bench prefill|decode|kernels` on a GPU: hands flags to the benchmarks of kernels."""
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 
@@ -22,7 +22,7 @@ def run_kernels(name: str, flags: Sequence[str], *, device: str = "cuda", as_jso
         ConfigError: there is no Triton, or no GPU.
         TandemError: as the benchmark does.
     """
-    if importlib.util.find_spec("triton") is None:
+    if find_spec("triton") is None:
         raise ConfigError(
             "this benchmark runs Triton kernels, and package triton is not installed: install "
             "Tandem's extra gpu"
@@ -33,7 +33,7 @@ def run_kernels(name: str, flags: Sequence[str], *, device: str = "cuda", as_jso
             "use --device cpu"
         )
     # It imports Triton, which machines without a GPU need not have.
-    benchmark = importlib.import_module(f"loadtest.micro.{name}")
+    benchmark = import_module(f"loadtest.micro.{name}")
     benchmark.main(["--device", device, *flags, *(["--json"] if as_json else [])])
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli_bench_engines import FURTHER_FLAGS, decode, kernels, prefill
+from deploy.cli_bench_engines import FURTHER_FLAGS, decode, kernels, plot, prefill
 
 bench_app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +18,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 
 for _name, _engine_bench in (("prefill", prefill), ("decode", decode), ("kernels", kernels)):
     bench_app.command(_name, context_settings=FURTHER_FLAGS)(_engine_bench)
+bench_app.command("plot")(plot)
 
 
 @bench_app.command("transfer")

@@ -1,6 +1,7 @@
 """`tandem bench prefill|decode|kernels`: flags in; `deploy.bench`, `deploy.bench_cuda` run them."""
 
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -98,8 +99,7 @@ def decode(
         str | None, _option("cuda: shapes, one case each, a list; those of the documents if none.")
     ] = None,
     context: Annotated[
-        int | None,
-        _option("Tokens before the first step, 4096; cuda, with --shape: 16384.", least=1),
+        str | None, _option("Tokens before the first step, 4096; cuda, with --shape: a list.")
     ] = None,
     batch: Annotated[int | None, _option("cuda, with --shape: rows, 16.", least=1)] = None,
     only: Annotated[str | None, _option("cuda: part of the names of the cases to run.")] = None,
@@ -122,7 +122,7 @@ def decode(
     threads and the sizes. cuda: tiny, cases (by name: errors, step_ms, device_ms, host_ms, arms),
     command, commit, device and versions.
     """
-    from deploy.bench import run_decode
+    from deploy.bench import parse_count, run_decode
     from deploy.bench_cuda import as_flags, refuse, run_kernels
 
     if device is BenchDevice.CUDA:
@@ -142,12 +142,13 @@ def decode(
             "--only": only,
             "--repeats": repeats,
         }
-        run_kernels("decode_step", [*as_flags(asked), *flags.args], as_json=as_json)
+        given = as_flags(asked, lists={"--context": int})
+        run_kernels("decode_step", [*given, *flags.args], as_json=as_json)
         return
     refuse("cpu", {"--shape": shape, "--batch": batch, "--only": only}, further=flags.args)
     run_decode(
         model=model or "smollm2",
-        context=context or 4096,
+        context=parse_count("--context", context or "4096"),
         new_tokens=new_tokens or 64,
         page_budget=page_budget or 16,
         policy=policy or PagePolicyName.DELTA,
@@ -177,3 +178,18 @@ def kernels(
 
     given = [*as_flags({"--only": only}), *["--sweep"] * sweep, *flags.args]
     run_kernels("kernels", given, device=device.value, as_json=as_json)
+
+
+def plot(
+    files: Annotated[list[Path], typer.Argument(help="Results of benchmarks on a GPU, --json.")],
+    out: Annotated[Path, typer.Option(help="Folder that takes the pictures.")] = Path(),
+) -> None:
+    """Pictures of results: time to first token by length, step time by context (extra `eval`).
+
+    Reads what `bench prefill` and `bench decode` wrote with --device cuda, and whole generations
+    of `python -m loadtest.micro.generation`; prints the files that it wrote.
+    """
+    from loadtest.micro.plots import draw_results
+
+    for path in draw_results(files, out=out):
+        print(path)

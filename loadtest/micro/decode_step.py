@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             only=given.only,
             repeats=given.repeats,
             progress=lambda text: print(text, file=sys.stderr, flush=True),
-            cases=named_cases(given.shape, batch=given.batch, context=given.context),
+            cases=named_cases(given.shape, batch=given.batch, contexts=given.context),
         )
     except ConfigError as error:
         parser.error(str(error))

@@ -54,28 +54,42 @@ def case_of(
     )
 
 
-def named_cases(shapes: str, *, batch: int = _BATCH, context: int = 0) -> Mapping[str, StepCase]:
-    """Cases by name: those of the issue without `shapes`, else one of each shape.
+def named_cases(shapes: str, *, batch: int = _BATCH, contexts: str = "") -> Mapping[str, StepCase]:
+    """Cases by name: those of the documents without `shapes`, else one a shape and context.
 
     Args:
         shapes: names of models' shapes, separated by commas; may be empty.
         batch: rows.
-        context: original tokens of a row; 0: what `case_of` takes.
+        contexts: original tokens of a row, separated by commas; empty: what `case_of` takes.
 
     Raises:
-        ConfigError: see `case_of`.
+        ConfigError: no such list, or see `case_of`.
     """
-    names = [name.strip() for name in shapes.split(",") if name.strip()]
-    cases = {name: case_of(name, batch=batch, context=context or None) for name in names}
-    return {f"{name} {case.batch} x {case.context}": case for name, case in cases.items()} or CASES
+    tokens = [_whole(part) for part in contexts.split(",")] if contexts else [None]
+    cases = [
+        (name, case_of(name, batch=batch, context=context))
+        for name in map(str.strip, shapes.split(","))
+        if name
+        for context in tokens
+    ]
+    return {f"{name} {case.batch} x {case.context}": case for name, case in cases} or CASES
 
 
 def add_case_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `named_cases`."""
     parser.add_argument(
-        "--shape", default="", help=f"one case of each instead: {', '.join(MODEL_SHAPES)}"
+        "--shape", default="", help=f"cases of these shapes instead: {', '.join(MODEL_SHAPES)}"
     )
     parser.add_argument("--batch", type=int, default=_BATCH, help="rows, with --shape")
     parser.add_argument(
-        "--context", type=int, default=0, help="tokens of a row, with --shape; 0: 16384 or fewer"
+        "--context", default="", help="tokens of a row, a list, with --shape; 16384 or fewer"
     )
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is no context: write whole numbers, separated by commas"
+        ) from None

@@ -99,9 +99,13 @@ def test_cases_of_shapes_have_names_that_say_their_size():
         "smollm2-135m 8 x 7168",
         "r1-qwen-7b 8 x 16384",
     ]
-    for wrong, sizes in (("gpt-2", {}), ("llama-3.1-8b", {"batch": 0})):
-        with pytest.raises(ConfigError):
-            named_cases(wrong, **sizes)
+    assert [case.context for case in named_cases("r1-qwen-1.5b", contexts="4,9").values()] == [4, 9]
+    with pytest.raises(ConfigError, match="'4k' is no context"):
+        named_cases("r1-qwen-1.5b", contexts="4k")
+    with pytest.raises(ConfigError, match="no model shape 'gpt-2'"):
+        named_cases("gpt-2")
+    with pytest.raises(ConfigError, match="at least one row"):
+        named_cases("llama-3.1-8b", batch=0)
     with pytest.raises(ConfigError, match="1 to 7168 tokens"):
         case_of("smollm2-135m", context=8000)
     with pytest.raises(ConfigError, match="keep rate of 1"):
