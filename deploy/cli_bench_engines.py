@@ -126,23 +126,10 @@ def decode(
     from deploy.bench_cuda import as_flags, refuse, run_kernels
 
     if device is BenchDevice.CUDA:
-        refuse(
-            "cuda",
-            {
-                "--model": model,
-                "--new-tokens": new_tokens,
-                "--page-budget": page_budget,
-                "--policy": policy,
-            },
-        )
-        asked = {
-            "--shape": shape,
-            "--context": context,
-            "--batch": batch,
-            "--only": only,
-            "--repeats": repeats,
-        }
-        given = as_flags(asked, lists={"--context": int})
+        others = {"--new-tokens": new_tokens, "--page-budget": page_budget, "--policy": policy}
+        refuse("cuda", {"--model": model, **others})
+        asked = {"--shape": shape, "--context": context, "--batch": batch, "--only": only}
+        given = as_flags({**asked, "--repeats": repeats}, lists={"--context": int})
         run_kernels("decode_step", [*given, *flags.args], as_json=as_json)
         return
     refuse("cpu", {"--shape": shape, "--batch": batch, "--only": only}, further=flags.args)

@@ -84,22 +84,7 @@ def bench_capacity(
     progress(f"drawing {shape if device.type == 'cuda' else 'a tiny model'}")
     model = random_on_device(config, device=device, dtype=dtype)
     kv_bytes = _kv_bytes(model, plan)
-    whole = Requests(size=plan.whole, sparsity=None)
-    pruned = Requests(size=plan.pruned, sparsity=sparsity)
-    workers = {
-        UNPRUNED: (whole, 1.0),
-        EQUAL_PAGES: (pruned, 1.0),
-        PRUNED: (pruned, plan.rest_share),
-    }
-    found: dict[str, Any] = {}
-    for name, (requests, share) in workers.items():
-        size = size_cache(model.geometry(), pruning, kv_bytes=kv_bytes, rest_share=share)
-        found[name] = {"rest_share": share, **fill_worker(model, requests, size)}
-        progress(f"{name}: {found[name]['requests']} requests")
-        # The pages of this worker make room for the next one's.
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    found = _fill_workers(model, plan, pruning, sparsity, kv_bytes=kv_bytes, progress=progress)
     counts = {name: worker["requests"] for name, worker in found.items()}
     ratios = {name: count / counts[UNPRUNED] for name, count in counts.items()}
     return {
@@ -113,6 +98,35 @@ def bench_capacity(
         "bounds": _bounds(ratios[PRUNED], plan, shape=shape, device=device),
         **gpu_facts("loadtest.micro.capacity", device),
     }
+
+
+def _fill_workers(
+    model: Transformer,
+    plan: CapacityPlan,
+    pruning: PruningParams,
+    sparsity: SparsityParams,
+    *,
+    kv_bytes: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """What fits each of the three workers, by name."""
+    whole = Requests(size=plan.whole, sparsity=None)
+    pruned = Requests(size=plan.pruned, sparsity=sparsity)
+    workers = {
+        UNPRUNED: (whole, 1.0),
+        EQUAL_PAGES: (pruned, 1.0),
+        PRUNED: (pruned, plan.rest_share),
+    }
+    found = {}
+    for name, (requests, share) in workers.items():
+        size = size_cache(model.geometry(), pruning, kv_bytes=kv_bytes, rest_share=share)
+        found[name] = {"rest_share": share, **fill_worker(model, requests, size)}
+        progress(f"{name}: {found[name]['requests']} requests")
+        # The pages of this worker make room for the next one's.
+        gc.collect()
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return found
 
 
 def _methods(shape: str, *, on_gpu: bool) -> tuple[ModelConfig, PruningParams, SparsityParams]:
