@@ -126,7 +126,7 @@ class Intake:
             layouts = await asyncio.to_thread(self._verifier.check_bytes, manifest, view)
             prompt = PromptKv(
                 pages=granted.pages,
-                layouts=layouts,
+                layouts=tuple(layout.on(self._cache.device) for layout in layouts),
                 layer_layouts=manifest.layer_layouts,
                 whole_layers=self._cache.whole_layers,
                 prompt_tokens=manifest.prompt_tokens,

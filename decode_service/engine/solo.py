@@ -78,7 +78,10 @@ def solo_row(
         key=HandoffKey("solo"),
         prompt=rows.PromptKv(
             pages=pages,
-            layouts=_layouts(prompt, num_kv_heads=model.config.num_kv_heads),
+            layouts=tuple(
+                layout.on(cache.device)
+                for layout in _layouts(prompt, num_kv_heads=model.config.num_kv_heads)
+            ),
             layer_layouts=prompt.layer_layouts,
             whole_layers=whole_layers,
             prompt_tokens=prompt.prompt_tokens,

@@ -3,7 +3,7 @@
 Shapes: R rows of a position map (1, or one a KV head), N prompt slots, T slots in all.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,6 +62,12 @@ class KvLayout:
             f"positions in 0..{prompt_tokens - 1}",
         )
         return cls(kind=spec.kind, slots=spec.slots, positions_RN=wide_RN)
+
+    def on(self, device: torch.device) -> "KvLayout":
+        """The same layout with its positions on `device`, where scores by position are."""
+        if self.positions_RN is None:
+            return self
+        return replace(self, positions_RN=self.positions_RN.to(device))
 
     def same_positions(self, other: "KvLayout") -> bool:
         """Whether another layout of the same prompt holds the same positions in the same slots.

@@ -76,3 +76,10 @@ def test_layouts_are_the_same_by_what_they_hold_and_not_by_their_kind(
 ) -> None:
     assert one.same_positions(other) is same
     assert other.same_positions(one) is same
+
+
+def test_positions_follow_the_cache_to_its_device() -> None:
+    moved = mapped([0, 2]).on(torch.device("meta")).positions_RN
+    assert moved is not None
+    assert (moved.device.type, moved.dtype, moved.shape) == ("meta", torch.int64, (1, 2))
+    assert WHOLE.on(torch.device("meta")) is WHOLE
