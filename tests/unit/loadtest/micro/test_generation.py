@@ -51,23 +51,45 @@ def test_without_a_gpu_it_compares_and_gives_no_time():
         device=DEVICE, shape="smollm2-135m", plan=plan, generations=1, progress=lines.append
     )
     assert set(result["parity"]) == {DENSE, DELTA}
-    assert all(arm["tokens"] + arm["near_ties"] >= 6 for arm in result["parity"].values())
+    assert all(arm["tokens"] == 6 for arm in result["parity"].values())
     assert "runs" not in result
     assert lines[0].startswith("tiny model: ")
     generation._print(result)
 
 
 def test_a_wrong_token_stops_it(model, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(generation_parity, "NEAR_TIE", -1.0)
     step = BatchRunner.step
 
     def wrong(self, rows):
         tokens = step(self, rows)
+        for row in rows:
+            row.generated[-1] ^= 1
         return [replace(token, token_id=token.token_id ^ 1) for token in tokens]
 
     monkeypatch.setattr(BatchRunner, "step", wrong)
-    with pytest.raises(InternalError, match="dense: token 1 of an answer is not"):
+    with pytest.raises(InternalError, match="dense: 10 of 10 tokens are not the PyTorch path's"):
         check_generation(model, PLAN)
+    monkeypatch.setattr(generation_parity, "NEAR_TIE", 1e9)
+    found = check_generation(model, PLAN)
+    assert found[DELTA] == {"tokens": 10, "near_ties": 10, "page_ties": 0}
+
+
+def test_a_tie_of_pages_is_counted_where_pages_are_chosen(model, monkeypatch: pytest.MonkeyPatch):
+    step, calls = BatchRunner.step, 0
+
+    def once(self, rows):
+        nonlocal calls
+        calls += 1
+        tokens = step(self, rows)
+        if rows[0].policy.name != DELTA or rows[0].steps != 4:
+            return tokens
+        return [replace(tokens[0], token_id=tokens[0].token_id ^ 1), *tokens[1:]]
+
+    monkeypatch.setattr(BatchRunner, "step", once)
+    found = check_generation(model, PLAN)
+    assert calls == 10
+    assert found[DENSE]["page_ties"] == 0
+    assert found[DELTA]["page_ties"] == 1
 
 
 def test_generations_take_turns_and_tell_their_course(model):
