@@ -21,8 +21,8 @@ LIMIT = 1e-4
 MOST_FLIPS = 0.03
 """Share of an arm's row steps, one at least, in which the kernels may choose another page.
 
-They rank float16 logits and the PyTorch path float32 ones, so a near tie of two pages may fall either
-way; the tiny model spreads its attention so evenly that such a page shows in the logits.
+They rank float16 logits and the PyTorch path float32 ones, so a near tie of two pages may fall
+either way; the tiny model spreads its attention so evenly that such a page shows in the logits.
 """
 
 FARTHER = 2.0
