@@ -88,6 +88,17 @@ def run_decode(
     _print(table, result)
 
 
+def parse_count(flag: str, text: str) -> int:
+    """A whole number above 0.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{flag} cannot be {text!r}: write a whole number of at least 1")
+    return int(text)
+
+
 def parse_rates(text: str) -> list[float]:
     """Keep rates of a comma-separated list.
 

@@ -5,69 +5,20 @@ from typing import Annotated
 
 import typer
 
-from shared.types.page_policies import PagePolicyName
+from deploy.cli_bench_engines import FURTHER_FLAGS, decode, kernels, plot, prefill
 
 bench_app = typer.Typer(
     no_args_is_help=True,
-    help="Speed of the engines against transformers, of transports, what the gateway costs, load.",
+    help="Speed of the engines against their peers, of transports, what the gateway costs, load.",
 )
 
-Model = Annotated[str, typer.Option(help="Catalog name, folder or hub id.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each arm; medians are paired.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
-@bench_app.command("prefill")
-def prefill(
-    model: Model = "smollm2",
-    tokens: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 4096,
-    keep: Annotated[str, typer.Option(help="Keep rates, one arm each.")] = "0.2,1.0",
-    lp: Annotated[
-        int | None, typer.Option("--lp", help="Pruning layer; the profile's own.")
-    ] = None,
-    repeats: Repeats = 5,
-    as_json: Json = False,
-) -> None:
-    """Seconds to the first logits of one prompt, full and pruned, arms alternating.
-
-    JSON keys: arms, ratio_to_transformers, ratio_to_full, parity, pruning, command, commit,
-    hardware, threads and the sizes.
-    """
-    from deploy.bench import parse_rates, run_prefill
-
-    run_prefill(
-        model=model, tokens=tokens, keep=parse_rates(keep), lp=lp, repeats=repeats, as_json=as_json
-    )
-
-
-@bench_app.command("decode")
-def decode(
-    model: Model = "smollm2",
-    context: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 4096,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Decode steps of one run.")] = 64,
-    page_budget: Annotated[int, typer.Option(min=1, help="Page budget K.")] = 16,
-    policy: Annotated[
-        PagePolicyName, typer.Option(help="What is compared with dense.")
-    ] = PagePolicyName.DELTA,
-    repeats: Repeats = 5,
-    as_json: Json = False,
-) -> None:
-    """Greedy tokens per second of one row, dense and with a page policy, arms alternating.
-
-    JSON keys: arms, speedup, attended, dense, parity, sparsity, command, commit, hardware, threads
-    and the sizes.
-    """
-    from deploy.bench import run_decode
-
-    run_decode(
-        model=model,
-        context=context,
-        new_tokens=new_tokens,
-        page_budget=page_budget,
-        policy=policy,
-        repeats=repeats,
-        as_json=as_json,
-    )
+for _name, _engine_bench in (("prefill", prefill), ("decode", decode), ("kernels", kernels)):
+    bench_app.command(_name, context_settings=FURTHER_FLAGS)(_engine_bench)
+bench_app.command("plot")(plot)
 
 
 @bench_app.command("transfer")

@@ -15,7 +15,7 @@ from shared.model.catalog import pull
 from shared.model.progress import Progress as Report
 from shared.model.progress import ProgressFn
 from shared.model.random_folder import save_drawn_model
-from shared.model.shapes import MODEL_SHAPES
+from shared.model.shapes import shape_named
 
 _MB = 1e6
 _PERCENT_STEP = 10
@@ -39,11 +39,10 @@ def write_random(target: Path, *, shape: str, seed: int) -> None:
     Raises:
         ConfigError: no such shape, or something is at the path.
     """
-    if shape not in MODEL_SHAPES:
-        raise ConfigError(f"no model shape {shape!r}; choose one of {', '.join(MODEL_SHAPES)}")
+    config = shape_named(shape)
     if target.exists():
         raise ConfigError(f"{target} exists: a model folder is not written over; name another one")
-    print(save_drawn_model(target, MODEL_SHAPES[shape], seed=seed))
+    print(save_drawn_model(target, config, seed=seed))
 
 
 def list_models(*, cache_dir: Path | None, as_json: bool) -> None:

@@ -51,6 +51,7 @@ def allocate(config: DecodeConfig, loaded: LoadedModel) -> WorkerMemory:
         kv_bytes=config.kv_bytes,
         pages_front=config.pages_front,
         pages_rest=config.pages_rest,
+        rest_share=config.rest_share,
     )
     cache = PagedKvCache(
         model.geometry(),

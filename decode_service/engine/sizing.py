@@ -33,24 +33,33 @@ def size_cache(
     kv_bytes: int,
     pages_front: int = 0,
     pages_rest: int = 0,
+    rest_share: float = 1.0,
 ) -> CacheSize:
-    """Shares `kv_bytes` out as equally many pages of both groups; given page counts win.
+    """Shares `kv_bytes` out as pages of both groups; given page counts win.
 
     Equal counts let any request decode unpruned. A worker whose prompts are mostly pruned gives
-    the front group more.
+    the rest group fewer, since with equal counts the front group is full long before it.
+
+    Args:
+        geometry: shape of the model's cache.
+        pruning: says which layers are never pruned.
+        kv_bytes: memory of both groups.
+        pages_front: pages of each whole layer; 0 takes its share of `kv_bytes`.
+        pages_rest: pages of each other layer; 0 takes its share of `kv_bytes`.
+        rest_share: pages of the rest group for each one of the front group.
 
     Raises:
         ConfigError: not even one page fits.
     """
     whole_layers = min(pruning.deferred_layers, pruning.pruning_layer + 1, geometry.num_layers)
-    share = kv_bytes // (geometry.page_bytes * geometry.num_layers)
-    front, rest = pages_front or share, pages_rest or share
+    rest_layers = geometry.num_layers - whole_layers
+    share = int(kv_bytes // (geometry.page_bytes * (whole_layers + rest_layers * rest_share)))
+    front, rest = pages_front or share, pages_rest or int(share * rest_share)
     if min(front, rest) < 1:
         raise ConfigError(
             f"kv_bytes {kv_bytes} holds no page: one takes {geometry.page_bytes} bytes in each of "
             f"{geometry.num_layers} layers; raise it"
         )
-    rest_layers = geometry.num_layers - whole_layers
     return CacheSize(
         whole_layers=whole_layers,
         pages_front=front,

@@ -2,6 +2,7 @@
 
     python -m loadtest.micro.decode_step --device cuda --json
     python -m loadtest.micro.decode_step --device cuda --only 18432 --repeats 12
+    python -m loadtest.micro.decode_step --device cuda --shape llama-3.2-3b,r1-qwen-7b --batch 16
 
 Weights and KV are random, of a model's shape. Logits are compared with the PyTorch path before
 anything is timed: a tiny model in float32 and bfloat16 over page edges, then the timed batch. The
@@ -16,7 +17,7 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
+from loadtest.micro.step_cases import add_case_flags, named_cases
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_peer import StepPeer
 from loadtest.micro.step_rows import CaseRows
@@ -37,7 +39,7 @@ from shared.model.transformer import Transformer
 _EDGE_STEPS = 18
 
 
-def bench_steps(
+def bench_steps(  # noqa: PLR0913  what is timed, where, how often, and beside whom
     *,
     device: torch.device,
     only: str,
@@ -45,6 +47,7 @@ def bench_steps(
     progress: Callable[[str], None],
     peer: str = VLLM,
     vllm: VllmPeer | None = None,
+    cases: Mapping[str, StepCase] = CASES,
 ) -> dict[str, Any]:
     """Compares, then times.
 
@@ -55,6 +58,7 @@ def bench_steps(
         progress: is told what happens, one line at a time.
         peer: vllm, where it can be imported; empty leaves it out.
         vllm: an engine that runs already and is ended here.
+        cases: what there is to time, by name.
 
     Returns:
         JSON: `tiny` (errors by type and arm), `cases` (errors, times, bytes and parts by arm, vllm,
@@ -66,7 +70,7 @@ def bench_steps(
     """
     on_gpu = device.type == "cuda"
     require_kernels(device)
-    chosen = {name: case for name, case in CASES.items() if only in name}
+    chosen = {name: case for name, case in cases.items() if only in name}
     if not chosen:
         raise ConfigError(f"no case has {only!r} in its name; run without --only to see them all")
     if peer not in {"", VLLM}:
@@ -86,17 +90,17 @@ def bench_steps(
             name = str(dtype).removeprefix("torch.")
             tiny[name] = check_tiny(device=device, dtype=dtype, steps=_EDGE_STEPS if on_gpu else 2)
             progress(f"tiny model in {name}: errors {tiny[name]}")
-        cases = {}
+        found: dict[str, Any] = {}
         for name, case in timed.items():
             ours = partial(time_case, case, device=device, repeats=repeats, progress=progress)
             try:
-                cases[name] = beside.beside(name, ours)
+                found[name] = beside.beside(name, ours)
             except (InternalError, torch.OutOfMemoryError) as error:
                 # The other cases still say something; the exit code tells of this one.
-                cases[name] = {"failed": str(error)}
+                found[name] = {"failed": str(error)}
                 progress(f"{name}: {error}")
     facts = gpu_facts("loadtest.micro.decode_step", device)
-    return {"benchmark": "decode_step", "tiny": tiny, "cases": cases, **facts}
+    return {"benchmark": "decode_step", "tiny": tiny, "cases": found, **facts}
 
 
 def check_tiny(
@@ -191,17 +195,18 @@ def _print(result: dict[str, Any]) -> None:
     print(f"{result['device']}, torch {result['torch']}, triton {result['triton']}")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.micro.decode_step", description=__doc__
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", default="", help="part of the names of the cases to time")
+    add_case_flags(parser)
     parser.add_argument("--repeats", type=int, default=12, help="turns of each arm")
     parser.add_argument("--peer", default=VLLM, help="vllm; empty leaves it out")
     parser.add_argument("--json", action="store_true", help="one object on standard output")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     try:
         result = bench_steps(
             device=torch.device(given.device),
@@ -209,6 +214,7 @@ def main() -> None:
             repeats=given.repeats,
             progress=told_with_time(),
             peer=given.peer,
+            cases=named_cases(given.shape, batch=given.batch, contexts=given.context),
         )
     except ConfigError as error:
         parser.error(str(error))

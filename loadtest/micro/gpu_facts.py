@@ -1,6 +1,7 @@
 """Whether a machine runs kernels, and where figures were taken; asks torch, Triton, git alone."""
 
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -18,8 +19,10 @@ def require_kernels(device: torch.device) -> None:
     """Checks that `device` is a GPU, or that Triton's interpreter stands in for one.
 
     Raises:
-        ConfigError: neither is so.
+        ConfigError: neither is so, or there is no such GPU.
     """
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("PyTorch sees no CUDA device on this machine: use --device cpu")
     if device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise ConfigError("without a GPU the interpreter runs kernels: set TRITON_INTERPRET=1")
 
@@ -35,10 +38,16 @@ def told_with_time() -> Callable[[str], None]:
 
 
 def gpu_facts(module: str, device: torch.device) -> dict[str, Any]:
-    """Command, commit, device and versions of a run of `python -m <module>`, JSON-ready."""
+    """Command, commit, device and versions of a run, JSON-ready.
+
+    Args:
+        module: what `python -m` runs, where `tandem` did not.
+        device: where it ran.
+    """
     on_gpu = device.type == "cuda"
+    program = "tandem" if Path(sys.argv[0]).name == "tandem" else f"python -m {module}"
     return {
-        "command": f"python -m {module} {' '.join(sys.argv[1:])}".strip(),
+        "command": f"{program} {shlex.join(sys.argv[1:])}".strip(),
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu (interpreter)",

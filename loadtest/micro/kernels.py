@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -147,7 +147,7 @@ def _print(result: Mapping[str, Any]) -> None:
     print(f"{result['device']}, torch {result['torch']}, triton {result['triton']}")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.micro.kernels", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument(
         "--compile", type=int, metavar="CAPABILITY", help="only compile; 90 is an H100 or H200"
     )
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     try:
         _run(given)
     except ConfigError as error:

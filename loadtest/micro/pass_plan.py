@@ -3,11 +3,12 @@
 import argparse
 from dataclasses import dataclass
 
-from loadtest.micro.models import MODEL_SHAPES, WeightSpread
+from loadtest.micro.models import WeightSpread
 from loadtest.micro.pass_parity import PASS_CASES
 from loadtest.micro.pass_peer import PEER_KERNELS
 from loadtest.micro.vllm_peer import VLLM
 from prefill_service.config import PrefillConfig
+from shared.model.shapes import MODEL_SHAPES
 
 TOKENS = (10_000, 32_768, 65_536)
 """Prompts that are timed."""

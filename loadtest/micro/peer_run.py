@@ -20,7 +20,6 @@ import torch
 
 from loadtest.micro.decode_step import bench_steps
 from loadtest.micro.gpu_facts import told_with_time
-from loadtest.micro.models import MODEL_SHAPES
 from loadtest.micro.pass_plan import PassPlan, add_plan_flags, plan_of
 from loadtest.micro.pass_vllm import prefill_settings
 from loadtest.micro.prefill_pass import bench_pass
@@ -28,6 +27,7 @@ from loadtest.micro.step_peer import step_settings
 from loadtest.micro.step_shapes import CASES, StepCase
 from loadtest.micro.vllm_peer import VLLM, VllmPeer, VllmSettings, why_no_vllm
 from shared.errors import ConfigError, UnavailableError
+from shared.model.shapes import MODEL_SHAPES, shape_named
 
 
 def run_both(
@@ -57,8 +57,7 @@ def run_both(
     """
     if device.type != "cuda":
         raise ConfigError("peers are timed on a GPU alone: run the benches by themselves here")
-    if plan.shape not in MODEL_SHAPES:
-        raise ConfigError(f"no model shape {plan.shape!r}; choose one of {', '.join(MODEL_SHAPES)}")
+    shape_named(plan.shape)
     cases = _cases(only, shape=plan.shape)
     wanted = VLLM in plan.peer and why_no_vllm() is None
     engine = VllmPeer(one_engine(plan, cases)) if wanted else None

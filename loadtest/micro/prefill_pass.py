@@ -50,7 +50,7 @@ from shared.model.exact_attention import HeadShape
 from shared.model.plain_attention import PlainKernel
 from shared.model.probe import TRITON, AttentionChoice, probe_attention
 from shared.model.profile import load_profile
-from shared.model.shapes import MODEL_SHAPES
+from shared.model.shapes import MODEL_SHAPES, shape_named
 from shared.model.transformer import Transformer
 
 _LONG = 16_384
@@ -90,11 +90,8 @@ def bench_pass(
             f"peers {', '.join(unknown) or 'are known'}, {plan.cases} cases, {plan.repeats} "
             f"repeats: the peers are {', '.join(KNOWN_PEERS)}, and cases and repeats at least 1"
         )
-    if plan.shape not in MODEL_SHAPES:
-        known = ", ".join(MODEL_SHAPES)
-        raise ConfigError(f"no model shape {plan.shape!r}; choose one of {known}")
     on_gpu = device.type == "cuda"
-    settings = prefill_settings(MODEL_SHAPES[plan.shape], plan.tokens)
+    settings = prefill_settings(shape_named(plan.shape), plan.tokens)
     with running_vllm(settings, given=vllm, wanted=on_gpu and VLLM in plan.peer) as peer:
         found: dict[str, Any] = {
             "benchmark": "prefill_pass",

@@ -1,5 +1,6 @@
 """Shapes of models: what a model of random weights is drawn for."""
 
+from shared.errors import ConfigError
 from shared.model.config import ModelConfig
 from shared.model.rope_config import RopeConfig, RopeKind
 
@@ -102,3 +103,14 @@ MODEL_SHAPES: dict[str, ModelConfig] = {
 }
 """By name; `r1-qwen` is DeepSeek-R1-Distill-Qwen, `smollm2-135m` the embedded model, and `tiny`
 runs in milliseconds everywhere."""
+
+
+def shape_named(name: str) -> ModelConfig:
+    """The shape of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in MODEL_SHAPES:
+        raise ConfigError(f"no model shape {name!r}; choose one of {', '.join(MODEL_SHAPES)}")
+    return MODEL_SHAPES[name]

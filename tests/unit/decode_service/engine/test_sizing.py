@@ -2,6 +2,7 @@
 
 import pytest
 
+from decode_service.config import DecodeConfig
 from decode_service.engine.banner import banner
 from decode_service.engine.sizing import size_cache
 from decode_service.engine.status import TokenRate
@@ -27,6 +28,23 @@ def test_given_counts_win() -> None:
     assert (size.pages_front, size.pages_rest) == (30, 7)
     assert size.num_bytes == GEOMETRY.page_bytes * (2 * 30 + 4 * 7)
     assert size.unpruned_tokens == 112
+
+
+def test_a_share_gives_the_whole_layers_more_pages_of_the_same_memory() -> None:
+    size = size_cache(GEOMETRY, PRUNING, kv_bytes=12 * PAGE, rest_share=0.25)
+    assert (size.pages_front, size.pages_rest) == (24, 6)
+    assert size.num_bytes == 12 * PAGE
+    assert size.unpruned_tokens == 96
+    given = size_cache(GEOMETRY, PRUNING, kv_bytes=12 * PAGE, rest_share=0.25, pages_rest=9)
+    assert (given.pages_front, given.pages_rest) == (24, 9)
+    with pytest.raises(ConfigError, match="holds no page"):
+        size_cache(GEOMETRY, PRUNING, kv_bytes=PAGE, rest_share=0.25)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5, float("nan")])
+def test_a_share_is_above_nothing_and_at_most_everything(share: float) -> None:
+    with pytest.raises(ConfigError, match="rest_share"):
+        DecodeConfig(rest_share=share)
 
 
 def test_whole_layers_never_pass_the_pruning_layer() -> None:

@@ -4,13 +4,17 @@ import pytest
 import torch
 import triton
 
+from decode_service.engine.backends import HEAD_SIZES, MOST_TOKENS
 from loadtest.micro import decode_step, step_parity
 from loadtest.micro.models import random_on_device
+from loadtest.micro.step_cases import case_of, named_cases
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
-from loadtest.micro.step_rows import ARMS, CaseRows
+from loadtest.micro.step_rows import ARMS, GROWTH, CaseRows
 from loadtest.micro.step_shapes import CASES, TINY
 from loadtest.micro.step_times import _longest, _part_of, against_bytes
 from shared.errors import ConfigError, InternalError
+from shared.kv.geometry import PAGE_SIZE
+from shared.model.shapes import MODEL_SHAPES
 from tests.support.kernel_rows import DEVICE
 
 on_cpu = pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU times whole models")
@@ -88,6 +92,36 @@ def test_arms_share_pages_and_differ_in_what_they_hold(tiny):
 def test_the_sizes_are_those_of_the_issue():
     sizes = {(case.batch, case.context, case.keep_rate) for case in CASES.values()}
     assert sizes == {(64, 18_432, None), (64, 4096, None), (16, 32_768, 0.2), (1, 32_768, 0.2)}
+
+
+@pytest.mark.parametrize("shape", list(MODEL_SHAPES))
+def test_every_shape_is_a_case_that_the_kernels_serve(shape: str):
+    case = case_of(shape)
+    assert case.config.head_dim in HEAD_SIZES
+    assert case.context + GROWTH <= min(case.config.max_position, MOST_TOKENS)
+    assert case.full_layers[:3] == (0, 1, 2)
+    assert max(case.full_layers) < case.config.num_layers
+    assert 0 < case.recency < case.budget < case.context // PAGE_SIZE
+    assert case.whole_layers >= 3, "the first choice is made where nothing is pruned"
+
+
+def test_cases_of_shapes_have_names_that_say_their_size():
+    assert named_cases("") is CASES
+    assert list(named_cases("smollm2-135m, r1-qwen-7b", batch=8)) == [
+        "smollm2-135m 8 x 7168",
+        "r1-qwen-7b 8 x 16384",
+    ]
+    assert [case.context for case in named_cases("r1-qwen-1.5b", contexts="4,9").values()] == [4, 9]
+    with pytest.raises(ConfigError, match="'4k' is no context"):
+        named_cases("r1-qwen-1.5b", contexts="4k")
+    with pytest.raises(ConfigError, match="no model shape 'gpt-2'"):
+        named_cases("gpt-2")
+    with pytest.raises(ConfigError, match="at least one row"):
+        named_cases("llama-3.1-8b", batch=0)
+    with pytest.raises(ConfigError, match="1 to 7168 tokens"):
+        case_of("smollm2-135m", context=8000)
+    with pytest.raises(ConfigError, match="keep rate of 1"):
+        case_of("smollm2-135m", keep_rate=1.0)
 
 
 def test_kernels_belong_to_parts():
