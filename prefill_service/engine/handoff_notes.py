@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from prefill_service.engine.observer import KvObserver
 from prefill_service.engine.plan import PromptPlan
-from prefill_service.engine.runner import KvObserver
 from shared.kv.memory import KvBytes
 from shared.model.current_device import computing_on
 from shared.transport.base import Grant, KvSender, TransferStats
