@@ -27,6 +27,7 @@ from decode_service.engine.runner import DecodeRunner, RowObserver, draws_of
 from decode_service.engine.sequence import Sequence
 from decode_service.sparsity.base import LayerRole
 from shared.kv.geometry import PAGE_SIZE, pages_for
+from shared.model.current_device import computing_on
 from shared.model.sampler import plain_greedy, sample_rows
 from shared.model.transformer import Transformer
 from shared.types.sampling import SampledToken
@@ -111,6 +112,10 @@ class BatchRunner:
     ) -> list[SampledToken]:
         """One token a row; see `DecodeRunner.step`."""
         assert rows, "a step needs a row"
+        with computing_on(self._model.device):
+            return self._step(rows, observer)
+
+    def _step(self, rows: list[Sequence], observer: RowObserver | None) -> list[SampledToken]:
         division = self._divide(rows, observer)
         ahead, self._ahead = self._ahead, None
         if len(division.together) == 1 and not division.alone:
@@ -158,15 +163,17 @@ class BatchRunner:
         plan = self._plan(row)
         if plan is None or self._model.device.type != "cuda":
             return
-        batch = self._batch(self._layers([row], [plan]))
-        batch.prepare(choice=0)
-        if plan.roles is not None:
-            batch.prepare(choice=plan.budget)
+        with computing_on(self._model.device):
+            batch = self._batch(self._layers([row], [plan]))
+            batch.prepare(choice=0)
+            if plan.roles is not None:
+                batch.prepare(choice=plan.budget)
 
     def compute(self, rows: list[Sequence]) -> BatchComputed:
         """Enqueues a step of rows that kernels serve and whose roles agree; none moves on."""
-        (group,) = self._divide(rows, None).together
-        return group.batch.compute(group.rows, group.plans)
+        with computing_on(self._model.device):
+            (group,) = self._divide(rows, None).together
+            return group.batch.compute(group.rows, group.plans)
 
     def _layers(self, rows: list[Sequence], plans: list[RowPlan]) -> BatchLayers:
         classes = slot_classes(
