@@ -85,11 +85,7 @@ def bench_steps(  # noqa: PLR0913  what is timed, where, how often, and beside w
         growth=mean_growth(repeats),
     )
     with closing(beside):
-        tiny = {}
-        for dtype in (torch.float32, torch.bfloat16) if on_gpu else (torch.float32,):
-            name = str(dtype).removeprefix("torch.")
-            tiny[name] = check_tiny(device=device, dtype=dtype, steps=_EDGE_STEPS if on_gpu else 2)
-            progress(f"tiny model in {name}: errors {tiny[name]}")
+        tiny = _check_types(device, progress=progress)
         found: dict[str, Any] = {}
         for name, case in timed.items():
             ours = partial(time_case, case, device=device, repeats=repeats, progress=progress)
@@ -101,6 +97,17 @@ def bench_steps(  # noqa: PLR0913  what is timed, where, how often, and beside w
                 progress(f"{name}: {error}")
     facts = gpu_facts("loadtest.micro.decode_step", device)
     return {"benchmark": "decode_step", "tiny": tiny, "cases": found, **facts}
+
+
+def _check_types(device: torch.device, *, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Errors of the tiny model by type; see `check_tiny`."""
+    on_gpu = device.type == "cuda"
+    found: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16) if on_gpu else (torch.float32,):
+        name = str(dtype).removeprefix("torch.")
+        found[name] = check_tiny(device=device, dtype=dtype, steps=_EDGE_STEPS if on_gpu else 2)
+        progress(f"tiny model in {name}: errors {found[name]}")
+    return found
 
 
 def check_tiny(
