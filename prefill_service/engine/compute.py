@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 import torch
 
+from prefill_service.engine.handoff_notes import TimedKv
 from prefill_service.engine.job import FirstTokens, PrefillJob, Progress, PromptRequest
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.prompt_slab import PromptSlab
@@ -102,7 +103,10 @@ class ComputeThread:
             loop.call_soon_threadsafe(job.emit, Progress(done_tokens, job.tokens))
 
         writer = slab_writer(slab, progressed=progressed, device=self._runner.device)
-        traced = TracedPrompt(writer) if job.request.options.trace else None
+        timed = traced = None
+        if job.notes is not None:
+            timed = TimedKv(writer, notes=job.notes, device=self._runner.device)
+            traced = TracedPrompt(timed)
         self._last_beat = time.monotonic()
         try:
             output = self._runner.run(
@@ -117,7 +121,8 @@ class ComputeThread:
             writer.finish()
             slab.finish()
             trace = None
-            if traced is not None:
+            if timed is not None and traced is not None:
+                timed.finish(ended_at=ended_at)
                 trace = traced.trace(output.plan, scores_C=output.scores_C)
         finally:
             writer.close()

@@ -5,9 +5,11 @@ Both leave nothing behind however they end: no reservation, no slab, no compute.
 
 import asyncio
 import time
+from dataclasses import replace
 
 from prefill_service.engine.compute import Computed
 from prefill_service.engine.courier import Arrived, Courier
+from prefill_service.engine.handoff_notes import HandoffNotes
 from prefill_service.engine.held import HeldKv
 from prefill_service.engine.job import PrefillJob, Sealed, Started
 from prefill_service.engine.parcel import Parcel
@@ -15,6 +17,7 @@ from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.services import Services
 from shared.errors import TandemError
 from shared.types.handoff import HandoffStateMachine
+from shared.types.trace import PromptTrace
 
 
 class PromptRun:
@@ -62,7 +65,9 @@ class PromptRun:
             job.emit(Started(time.monotonic() - job.created, plan.summary))
             arrived = await self._compute_and_deliver(parcel, courier)
             machine = arrived.delivery.machine
-            return _sealed(parcel, arrived, services=services, computed=self._computed)
+            return _sealed(
+                parcel, arrived, services=services, notes=job.notes, computed=self._computed
+            )
         finally:
             await courier.abort("ended")
             again = parcel.complete and not job.stopping()
@@ -112,7 +117,7 @@ async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed
         finally:
             await courier.abort("ended")
         services.held.delivered(held, arrived.delivery.machine)
-    return _sealed(held.parcel, arrived, services=services, began=began)
+    return _sealed(held.parcel, arrived, services=services, notes=job.notes, began=began)
 
 
 def _courier(job: PrefillJob, parcel: Parcel, *, services: Services) -> Courier:
@@ -122,6 +127,7 @@ def _courier(job: PrefillJob, parcel: Parcel, *, services: Services) -> Courier:
         targets=job.request.targets,
         links=services.links,
         policy=services.policy,
+        notes=job.notes,
     )
 
 
@@ -130,6 +136,7 @@ def _sealed(
     arrived: Arrived,
     *,
     services: Services,
+    notes: HandoffNotes | None,
     computed: Computed | None = None,
     began: float | None = None,
 ) -> Sealed:
@@ -146,5 +153,12 @@ def _sealed(
         kept_tokens=parcel.plan.summary.kept_tokens,
         phases=tuple(phases),
         lease_s=services.held.lease_s,
-        trace=parcel.trace,
+        trace=_trace(parcel, notes),
     )
+
+
+def _trace(parcel: Parcel, notes: HandoffNotes | None) -> PromptTrace | None:
+    """What was kept and when it moved, when the request asked."""
+    if parcel.trace is None or notes is None:
+        return parcel.trace
+    return replace(parcel.trace, handoff=notes.adopted())
