@@ -82,7 +82,7 @@ class DeviceAdoption:
             if self._stream is not None and pages.free_since is not None:
                 self._stream.wait_event(pages.free_since)
             data = DeviceBytes(landed, sums=self._sums)
-            # Both are enqueued before either is waited for: pages of what is refused go back unread.
+            # Both are enqueued before either is waited for: refused, the pages go back unread.
             self._scatter(manifest, data.tensor, pages)
             checked = self._verifier.check_bytes(manifest, data)
             layouts = tuple(layout.on(self._cache.device) for layout in checked)
