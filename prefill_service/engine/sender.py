@@ -115,6 +115,7 @@ class Delivery:
         self._notes = notes
         self._grant: Grant | None = None
         self._sender: KvSender | None = None
+        self._sealing: asyncio.Task[TransferStats] | None = None
         self._asked = False
 
     async def reserve(self, terms: ReserveTerms) -> Busy | None:
@@ -137,7 +138,7 @@ class Delivery:
         return None
 
     async def push(self, slab: PromptSlab) -> None:
-        """Sends every range of the slab as it becomes final.
+        """Sends every range of the slab as it becomes final, and begins to seal.
 
         Raises:
             HandoffError: no transport may be used, or the bytes did not arrive.
@@ -156,26 +157,26 @@ class Delivery:
             self.machine.advance(HandoffState.STREAMING)
             async for offset, length in slab.ranges():
                 await self._in_lease(sender.write(offset, slab.view(offset, length)), grant)
+        self._sealing = asyncio.create_task(self._in_lease(sender.seal(), grant))
 
     async def hand_over(
         self, manifest: KvManifest, *, prompt_token_ids: tuple[int, ...]
     ) -> TransferStats:
-        """Seals the push and commits it, side by side: the worker adopts what has been sealed.
+        """Commits a push, which may still be being sealed: the worker waits for that by itself.
 
         Raises:
             TandemError: bytes did not arrive, the worker refused them, or it went away.
         """
         grant = self._granted()
-        assert self._sender is not None, "pushed before"
+        assert self._sealing is not None, "pushed before"
         commit = asyncio.ensure_future(
             self._links.peer.commit(
                 self.target, manifest=manifest, grant=grant, prompt_token_ids=prompt_token_ids
             )
         )
         try:
-            await asyncio.sleep(0)  # the call is on its way first, as it takes longer to begin
             with self._blaming_transport():
-                stats = await self._in_lease(self._sender.seal(), grant)
+                stats = await self._sealing
             self._links.pairs.delivered(
                 address=self.target.address, grant=grant, transport=self.transport
             )
@@ -192,6 +193,9 @@ class Delivery:
         """Ends the try on both sides; a peer that cannot be reached frees it by its own lease."""
         if not self.machine.try_advance(HandoffState.ABORTING):
             return
+        if self._sealing is not None:
+            self._sealing.cancel()
+            await asyncio.gather(self._sealing, return_exceptions=True)
         if self._sender is not None:
             await self._quietly("transfer", self._sender.abort())
         if self._asked:
