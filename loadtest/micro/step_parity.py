@@ -10,13 +10,20 @@ from decode_service.engine.kv_cache import PagedKvCache, SequencePages, page_tab
 from decode_service.engine.runner import DecodeRunner
 from decode_service.engine.sequence import Sequence
 from loadtest.micro.models import in_float32
-from loadtest.micro.step_rows import GROWTH, CaseRows
+from loadtest.micro.step_rows import CHOOSING, GROWTH, CaseRows
 from loadtest.micro.step_shapes import StepCase
 from shared.errors import InternalError
 from shared.model.transformer import Transformer
 
 LIMIT = 1e-4
 """Largest error of float32 logits against the PyTorch path."""
+
+MOST_FLIPS = 0.03
+"""Share of an arm's row steps, one at least, in which the kernels may choose another page.
+
+They rank float16 logits and the PyTorch path float32 ones, so a near tie of two pages may fall
+either way; the tiny model spreads its attention so evenly that such a page shows in the logits.
+"""
 
 FARTHER = 2.0
 """How many times as far from float32 as the PyTorch path the kernels may be in bfloat16, where both
@@ -112,7 +119,8 @@ class StepCheck:
 
         Returns:
             By arm the largest errors: `torch`, of the kernels against the PyTorch path; and
-            where float32 is there `float32` and `torch_float32`, of either against it.
+            where float32 is there `float32` and `torch_float32`, of either against it. Where it
+            is not, row steps that chose another page are left out and counted as `near_ties`.
 
         Raises:
             InternalError: an error is above its limit, or the two did not read equally much.
@@ -121,36 +129,48 @@ class StepCheck:
 
     def _run_arm(self, arm: str, steps: int) -> dict[str, float]:
         rows, worst = self._held.rows(arm), dict[str, float]()
+        flips = 0
         for _ in range(steps):
             few = rows[: self._checked]
             wanted = self._by_row.forward(few)
             exact_BV = self._exact.logits(few) if self._exact is not None else None
             got = self._together.compute(rows)
             logits_BV = got.output.logits_BV[: len(rows)]
-            errors = {"torch": _error(logits_BV[: len(few)], wanted.logits_BV)}
+            by_row = _errors(logits_BV[: len(few)], wanted.logits_BV)
+            errors = {}
             if exact_BV is not None:
-                errors["float32"] = _error(logits_BV[: len(few)], exact_BV)
-                errors["torch_float32"] = _error(wanted.logits_BV, exact_BV)
+                errors["torch"] = max(by_row)
+                errors["float32"] = max(_errors(logits_BV[: len(few)], exact_BV))
+                errors["torch_float32"] = max(_errors(wanted.logits_BV, exact_BV))
+            else:
+                errors["torch"] = max((e for e in by_row if e < LIMIT), default=0.0)
+                flips += sum(not error < LIMIT for error in by_row)
             worst = {name: max(error, worst.get(name, 0.0)) for name, error in errors.items()}
-            self._require(arm, worst)
+            self._require(arm, worst, flips=flips, row_steps=steps * len(few))
             _require_equal_reads(arm, got.attended[: len(few)].tolist(), wanted.attended)
             got.accept(logits_BV.argmax(dim=-1).tolist())
-        return worst
+        return worst | {"near_ties": flips} if flips else worst
 
-    def _require(self, arm: str, errors: dict[str, float]) -> None:
-        exact = "float32" in errors
-        limit = FARTHER * errors["torch_float32"] if exact else LIMIT
-        if not errors["float32" if exact else "torch"] < limit:
+    def _require(self, arm: str, errors: dict[str, float], *, flips: int, row_steps: int) -> None:
+        if "float32" in errors:
+            limit = FARTHER * errors["torch_float32"]
+            right = errors["float32"] < limit
+        else:
+            limit = LIMIT
+            right = flips <= (max(1, MOST_FLIPS * row_steps) if arm in CHOOSING else 0)
+        if not right:
             raise InternalError(
-                f"{arm}: logits are off by {errors}, {limit:.3g} is allowed: the kernels are wrong "
-                "on this device, so their speed means nothing; report this with the Triton version"
+                f"{arm}: logits are off by {errors}, {limit:.3g} is allowed, in {flips} of "
+                f"{row_steps} row steps by more: the kernels are wrong on this device, so their "
+                "speed means nothing; report this with the Triton version"
             )
 
 
-def _error(got: Tensor, wanted: Tensor) -> float:
-    """Length of the difference over length of the wanted vector; the worst row's."""
+def _errors(got: Tensor, wanted: Tensor) -> list[float]:
+    """Length of the difference over length of the wanted vector, by row."""
     got, wanted = got.double(), wanted.double()
-    return float(((got - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
+    found: list[float] = ((got - wanted).norm(dim=1) / wanted.norm(dim=1)).tolist()
+    return found
 
 
 def _require_equal_reads(arm: str, got: list[int], wanted: list[int]) -> None:

@@ -25,6 +25,9 @@ GROWTH = 1024
 ARMS = ("dense", "delta", "pruned", "pair")
 """Neither method, DELTA, pruning, both."""
 
+CHOOSING = frozenset({"delta", "pair"})
+"""Arms whose steps choose pages."""
+
 
 class CaseRows:
     """The memory of a case, and the rows of its arms.
@@ -90,7 +93,7 @@ class CaseRows:
             page_budget=case.budget,
             recency_pages=case.recency,
         )
-        chooses = arm in {"delta", "pair"}
+        chooses = arm in CHOOSING
         return Sequence(
             key=HandoffKey(f"{arm}-{number}"),
             prompt=PromptKv(

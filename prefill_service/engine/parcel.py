@@ -51,7 +51,7 @@ class Parcel:
             kept_tokens=self.plan.summary.slots,
             whole_layers=sum(layout == 0 for layout in self.plan.slab.layer_layouts),
             slab_bytes=self.plan.slab.total_bytes,
-            max_new_tokens=self.request.stop.max_tokens,
+            max_new_tokens=self.request.stop.max_tokens - self.request.earlier_tokens,
             num_branches=self.request.num_branches,
         )
 
@@ -104,7 +104,7 @@ class Parcel:
             layer_layouts=self.plan.slab.layer_layouts,
             segments=await self.slab.segments(check),
             first_tokens=self._first_tokens,
-            draws=1,
+            draws=1 + self.request.earlier_tokens,
             check=check,
         )
 

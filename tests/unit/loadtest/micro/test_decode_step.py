@@ -52,6 +52,17 @@ def test_a_wrong_step_stops_it(tiny, monkeypatch):
         check.run(steps=1)
 
 
+@on_cpu
+def test_a_near_tie_may_fall_the_other_way_and_no_more(tiny, monkeypatch):
+    monkeypatch.setattr(step_parity, "LIMIT", 0.0)
+    model, held = tiny
+    check = StepCheck(model, held, TINY, checked_rows=1, exact=None)
+    monkeypatch.setattr(held, "arms", lambda: ("delta",))
+    assert check.run(steps=1) == {"delta": {"torch": 0.0, "near_ties": 1}}
+    with pytest.raises(InternalError, match="in 2 of 2 row steps"):
+        check.run(steps=2)
+
+
 def test_the_float32_twin_is_the_same_model_over_the_same_pages(tiny):
     model, held = tiny
     twin, (by_row, _) = Float32Twin(model, held, rows=2), make_runners(model, held.cache, TINY)
