@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import torch
@@ -37,8 +39,8 @@ class Computed:
     """Scoring and selecting."""
     ended_at: float
     """When the first token was known, in monotonic seconds: the transfer's rest begins here."""
-    trace: PromptTrace | None = None
-    """What was kept, when the request asked."""
+    trace: Callable[[], PromptTrace] | None = None
+    """Says what was kept, when the request asked; takes a while, as it looks at every position."""
 
 
 class ComputeThread:
@@ -123,7 +125,7 @@ class ComputeThread:
             trace = None
             if timed is not None and traced is not None:
                 timed.finish(ended_at=ended_at)
-                trace = traced.trace(output.plan, scores_C=output.scores_C)
+                trace = partial(traced.trace, output.plan, scores_C=output.scores_C)
         finally:
             writer.close()
             self._last_beat = None

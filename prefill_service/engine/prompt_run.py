@@ -65,14 +65,24 @@ class PromptRun:
             job.emit(Started(time.monotonic() - job.created, plan.summary))
             arrived = await self._compute_and_deliver(parcel, courier)
             machine = arrived.delivery.machine
-            return _sealed(
+            sealed = _sealed(
                 parcel, arrived, services=services, notes=job.notes, computed=self._computed
             )
+            return await self._traced(sealed, parcel)
         finally:
             await courier.abort("ended")
             again = parcel.complete and not job.stopping()
             if not (again and services.held.hold(HeldKv(parcel, machine))):
                 slab.close()
+
+    async def _traced(self, sealed: Sealed, parcel: Parcel) -> Sealed:
+        """With what was kept, when the request asked: said last, so no handoff waits for it."""
+        notes, computed = self._job.notes, self._computed
+        if notes is None or computed is None or computed.trace is None:
+            return sealed
+        handoff = notes.adopted()
+        parcel.trace = await asyncio.to_thread(computed.trace)
+        return replace(sealed, trace=replace(parcel.trace, handoff=handoff))
 
     async def _compute_and_deliver(self, parcel: Parcel, courier: Courier) -> Arrived:
         """Runs both side by side; whichever fails first ends the other."""
@@ -99,7 +109,7 @@ class PromptRun:
         services.speed.record(job.tokens, time.monotonic() - began)
         services.recorder.computed(self._computed)
         done = self._computed
-        parcel.finish(done.first_tokens, plan=done.plan, ended_at=done.ended_at, trace=done.trace)
+        parcel.finish(done.first_tokens, plan=done.plan, ended_at=done.ended_at)
 
 
 async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed:
