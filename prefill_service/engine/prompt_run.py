@@ -61,7 +61,8 @@ class PromptRun:
         courier = _courier(job, parcel, services=services)
         machine = HandoffStateMachine(job.key)
         try:
-            await job.unless_stopped(courier.reserve())
+            if not services.links.grants.likely(job.request.targets[0]):
+                await job.unless_stopped(courier.reserve())
             job.emit(Started(time.monotonic() - job.created, plan.summary))
             arrived = await self._compute_and_deliver(parcel, courier)
             machine = arrived.delivery.machine
@@ -88,13 +89,19 @@ class PromptRun:
         """Runs both side by side; whichever fails first ends the other."""
         compute = asyncio.ensure_future(self._compute(parcel))
         try:
-            return await self._job.unless_stopped(courier.deliver())
+            return await self._job.unless_stopped(self._deliver(courier))
         except TandemError as error:
             if not parcel.complete:
                 self._job.stop(error)
             raise
         finally:
             await compute
+
+    async def _deliver(self, courier: Courier) -> Arrived:
+        if not courier.has_room:
+            await courier.reserve()
+        self._job.has_room()
+        return await courier.deliver()
 
     async def _compute(self, parcel: Parcel) -> None:
         job, services = self._job, self._services
