@@ -55,7 +55,7 @@ class DeviceAdoption:
         """See `Adoption.adopt`."""
         return await asyncio.to_thread(self._adopt, manifest, landed, pages)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def warm_up(self) -> None:
         """See `Adoption.warm_up`: compiles what a first handoff would wait for."""
         cache = self._cache
@@ -74,16 +74,16 @@ class DeviceAdoption:
                 torch.cuda.synchronize(cache.device)
         cache.release(pages)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _adopt(
         self, manifest: KvManifest, landed: MemoryPart, pages: SequencePages
     ) -> tuple[KvLayout, ...]:
         with torch.cuda.stream(self._stream):
-            if self._stream is not None and self._cache.poisons:
-                # Pages that were freed are still being filled with NaN there.
-                self._stream.wait_stream(torch.cuda.default_stream(self._cache.device))
+            if self._stream is not None and pages.free_since is not None:
+                self._stream.wait_event(pages.free_since)
             data = DeviceBytes(landed, sums=self._sums)
-            layouts = self._verifier.check_bytes(manifest, data)
+            checked = self._verifier.check_bytes(manifest, data)
+            layouts = tuple(layout.on(self._cache.device) for layout in checked)
             if self._kernel:
                 layers = [self._descriptor(manifest, s) for s in kv_segments(manifest)]
                 self._launch(layers, data.tensor, pages)

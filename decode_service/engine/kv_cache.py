@@ -44,6 +44,9 @@ class SequencePages:
     """Pages in layers 0..whole_layers-1."""
     rest: GroupPages
     """Pages in the other layers."""
+    free_since: torch.cuda.Event | None = None
+    """After what was enqueued for earlier rows of these pages; a stream that is not the engine's
+    waits for it before it writes. None where calls return when their work is done."""
 
     def of(self, group: LengthGroup) -> GroupPages:
         """Pages of one group."""
@@ -119,7 +122,7 @@ class PagedKvCache:
         self.geometry = geometry
         self.whole_layers = whole_layers
         self.device = torch.device(device)
-        self.poisons = poison
+        self._poison = poison
         front = range(whole_layers)
         rest = range(whole_layers, geometry.num_layers)
         self.pools = {
@@ -156,7 +159,15 @@ class PagedKvCache:
         if rest is None:
             front_pool.pages.free(front.pages)
             return None
-        return SequencePages(front=front, rest=rest)
+        return SequencePages(front=front, rest=rest, free_since=self._enqueued())
+
+    def _enqueued(self) -> torch.cuda.Event | None:
+        """Marks what the engine's stream has been given: a step for a row that is over included."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.default_stream(self.device))
+        return event
 
     def could_fit(self, *, front_tokens: int, rest_tokens: int) -> bool:
         """Whether an empty cache would have room for the row."""
@@ -175,7 +186,7 @@ class PagedKvCache:
         for group, pool in self.pools.items():
             held = pages.of(group)
             pool.pages.free(held.pages)
-            if self.poisons:
+            if self._poison:
                 pool.poison(held.table)
 
     def shrink(self, pages: SequencePages, *, surplus_tokens: int) -> SequencePages:

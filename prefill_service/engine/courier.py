@@ -126,15 +126,18 @@ class Courier:
         Raises:
             TandemError: every try failed.
         """
+        self._parcel.prepare()
         for _ in range(self._policy.tries):
             if self._open is None:
                 await self.reserve()
             delivery = self._open
             assert delivery is not None, "reserve opens a delivery or raises"
             try:
-                stats = await delivery.push(self._parcel.slab)
-                manifest = await self._parcel.manifest(self._key, check=stats.check)
-                await delivery.commit(manifest, prompt_token_ids=self._parcel.prompt_token_ids)
+                await delivery.push(self._parcel.slab)
+                manifest = await self._parcel.manifest(self._key, check=delivery.check)
+                stats = await delivery.hand_over(
+                    manifest, prompt_token_ids=self._parcel.prompt_token_ids
+                )
             except TandemError as error:
                 await self._give_up(delivery, error)
             else:

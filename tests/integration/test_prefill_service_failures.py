@@ -22,6 +22,8 @@ from shared.rpc.status import error_from_rpc
 from shared.types.handoff import HandoffKey
 from tests.support.decode_peer import DecodePeer
 from tests.support.prefill_worker import (
+    EACH_MEMORY,
+    MEMORIES,
     Worker,
     decode_peers,
     kinds,
@@ -32,9 +34,12 @@ from tests.support.prefill_worker import (
 )
 
 
-@pytest.fixture
-async def worker(tiny_model_dir: Path) -> AsyncIterator[Worker]:
-    async with prefill_worker(tiny_model_dir, reserve_wait_s=0.4, rpc_timeout_s=3.0) as running:
+@pytest.fixture(params=EACH_MEMORY)
+async def worker(request: pytest.FixtureRequest, tiny_model_dir: Path) -> AsyncIterator[Worker]:
+    memory = MEMORIES[request.param]
+    async with prefill_worker(
+        tiny_model_dir, reserve_wait_s=0.4, rpc_timeout_s=3.0, **memory
+    ) as running:
         yield running
 
 

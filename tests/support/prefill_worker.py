@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 from prefill_service.app import PrefillApp
 from prefill_service.config import PrefillConfig
 from prefill_service.engine.capture import CapturedKv
+from prefill_service.engine.device_slab import DeviceSlabs
 from prefill_service.engine.engine import PrefillEngine
 from prefill_service.engine.job import PromptRequest
 from prefill_service.engine.plan import PromptPlan
@@ -26,6 +28,7 @@ from shared.types.kv_manifest import SegmentKind
 from shared.types.options import RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions
 from tests.support.decode_peer import DecodePeer
+from tests.support.transfer_parts import needs_nixl
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -43,6 +46,18 @@ bypass_below = { value = 32, source = "test" }
 [sparsity]
 full_layers = { value = [0, 1, 3], source = "test" }
 """
+
+MEMORIES: dict[str, dict[str, Any]] = {
+    "host": {"kv_memory": "host"},
+    "device": {"kv_memory": "device", "transports": ("nixl", "grpc"), "buffer_bytes": 1 << 26},
+}
+"""Settings by the kind of memory in which KV waits; the device is the CPU here."""
+
+EACH_MEMORY = [
+    pytest.param("host"),
+    pytest.param("device", marks=needs_nixl),
+]
+"""Parameters of a fixture that starts a worker with each of them."""
 
 SOON_S = 5.0
 """Less than the time after which a worker gives up waiting for room by itself."""
@@ -127,6 +142,9 @@ class Worker:
         assert load.queued_requests == load.queued_tokens == load.running_requests == 0
         assert load.active_bytes == 0
         assert load.stalled_seconds == 0
+        parts = self.app._parts
+        if parts is not None and isinstance(parts.slabs, DeviceSlabs):
+            assert parts.slabs.num_leases == load.held_handoffs
 
     async def wait_load(self, **expected: float) -> None:
         """Waits until the engine's load shows these values."""

@@ -178,6 +178,8 @@ async def receiver(
     on_device = name == NIXL_DEVICE
     allocate = partial(TensorMemory, device="cpu") if on_device else HostMemory
     slab = Slab(slab_bytes, spare_bytes=SPARE_BYTES, allocate=allocate)
+    if isinstance(slab.memory, TensorMemory):
+        slab.memory.bytes.zero_()  # as the host's is
     probes = ProbeGround(slab.memory, offset=slab.total_bytes, incarnation=INCARNATION)
     writer = RecordingWriter(slab)
     server: RpcServer | None = None

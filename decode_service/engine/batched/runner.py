@@ -8,7 +8,8 @@ Where every row takes its best token and nothing else is asked, the next step is
 tokens of this one are fetched, so that the device does not wait for the host. The next call finds
 it under way; if by then the rows are others, it is dropped. That costs its time, and leaves no
 trace: it wrote one slot of each row, which the row's own next step writes again, in pages that the
-row held when it was enqueued; whoever gets these pages next writes them later in the same stream.
+row held when it was enqueued; whoever gets these pages next writes them later in the same stream,
+or in one that waits for `SequencePages.free_since`.
 """
 
 import operator
