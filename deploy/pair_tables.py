@@ -8,8 +8,8 @@ from loadtest.pair.plan import ARMS
 
 _MIB = 1 << 20
 _MEANING = """\
-First token: at the client, since the request was sent. The engine's own: the prefill worker's forward
-pass over the prompt, selection included, as it measured it. Added: the difference, so gateway,
+First token: at the client, since the request was sent. The engine's own: the prefill worker's
+forward pass, selection included, as it measured it. Added: the difference, so gateway,
 queues, messages, the upload of the ids, sampling and, with several at once, the prompts before.
 Exposed transfer: from the first token's computation to the adoption of the KV on the decode side.
 """
