@@ -1,4 +1,4 @@
-"""Models that benches of kernels run: the shape of one that exists, weights at random."""
+"""Models that benches of kernels run, weights at random."""
 
 from dataclasses import fields, replace
 
@@ -7,55 +7,8 @@ import torch
 from shared.model.config import ModelConfig
 from shared.model.layers import LayerWeights
 from shared.model.random import random_tensors
-from shared.model.rope_config import RopeConfig, RopeKind
 from shared.model.state import build_transformer
 from shared.model.transformer import Transformer
-
-_LLAMA3 = RopeConfig(kind=RopeKind.LLAMA3, theta=500_000.0, factor=8.0, original_max_position=8192)
-
-MODEL_SHAPES: dict[str, ModelConfig] = {
-    "llama-3.1-8b": ModelConfig(
-        family="llama",
-        vocab_size=128_256,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-5,
-        max_position=131_072,
-        rope=_LLAMA3,
-    ),
-    "llama-3.2-3b": ModelConfig(
-        family="llama",
-        vocab_size=128_256,
-        hidden_size=3072,
-        intermediate_size=8192,
-        num_layers=28,
-        num_heads=24,
-        num_kv_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-5,
-        tie_embeddings=True,
-        max_position=131_072,
-        rope=_LLAMA3,
-    ),
-    "mistral-nemo-12b": ModelConfig(
-        family="mistral",
-        vocab_size=131_072,
-        hidden_size=5120,
-        intermediate_size=14_336,
-        num_layers=40,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-5,
-        max_position=131_072,
-        rope=RopeConfig(theta=1_000_000.0),
-    ),
-}
-"""Shapes by name."""
 
 
 def random_on_device(

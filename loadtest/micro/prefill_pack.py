@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels
-from loadtest.micro.models import MODEL_SHAPES, random_on_device
+from loadtest.micro.models import random_on_device
 from loadtest.micro.pack_parity import capture_pack, check_packs
 from loadtest.micro.pass_arms import FULL, claa
 from loadtest.micro.pass_parity import PASS_CASES
@@ -39,6 +39,7 @@ from shared.model.pack_attention import with_packs
 from shared.model.plain_attention import PlainKernel
 from shared.model.probe import TRITON, AttentionChoice, probe_attention
 from shared.model.profile import load_profile
+from shared.model.shapes import MODEL_SHAPES
 from shared.model.transformer import Transformer
 from shared.types.methods import PruningParams
 

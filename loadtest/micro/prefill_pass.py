@@ -21,7 +21,7 @@ import torch
 
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels
 from loadtest.micro.kernel_parity import relative_distance
-from loadtest.micro.models import MODEL_SHAPES, random_on_device
+from loadtest.micro.models import random_on_device
 from loadtest.micro.pass_arms import FULL, Arm, claa, our_arms, peer_arms, summary, take_turns
 from loadtest.micro.pass_parity import (
     PASS_CASES,
@@ -37,6 +37,7 @@ from shared.model.exact_attention import HeadShape
 from shared.model.plain_attention import PlainKernel
 from shared.model.probe import TRITON, AttentionChoice, probe_attention
 from shared.model.profile import load_profile
+from shared.model.shapes import MODEL_SHAPES
 from shared.model.transformer import Transformer
 
 TOKENS = (10_000, 32_768, 65_536)

@@ -2,23 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from loadtest.micro.models import MODEL_SHAPES
 from shared.model.config import ModelConfig
-from shared.model.rope_config import RopeConfig
+from shared.model.shapes import MODEL_SHAPES
 
-R1_QWEN_1_5B = ModelConfig(
-    family="qwen2",
-    vocab_size=151_936,
-    hidden_size=1536,
-    intermediate_size=8960,
-    num_layers=28,
-    num_heads=12,
-    num_kv_heads=2,
-    head_dim=128,
-    qkv_bias=True,
-    max_position=131_072,
-    rope=RopeConfig(),
-)
+R1_QWEN_1_5B = MODEL_SHAPES["r1-qwen-1.5b"]
 """DeepSeek-R1-Distill-Qwen-1.5B."""
 
 LLAMA_3_1_8B = MODEL_SHAPES["llama-3.1-8b"]

@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import torch
 
+from prefill_service.engine.handoff_notes import TimedKv
 from prefill_service.engine.job import FirstTokens, PrefillJob, Progress, PromptRequest
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.prompt_pass import PackedPrompt
@@ -38,8 +40,8 @@ class Computed:
     """Scoring and selecting."""
     ended_at: float
     """When the first token was known, in monotonic seconds: the transfer's rest begins here."""
-    trace: PromptTrace | None = None
-    """What was kept, when the request asked."""
+    trace: Callable[[], PromptTrace] | None = None
+    """Says what was kept, when the request asked; takes a while, as it looks at every position."""
 
 
 class PromptWork:
@@ -158,8 +160,11 @@ class _ThreadRun:
         self._ended = ended
         self._loop = loop
         self._writer = slab_writer(work.slab, progressed=self._progressed, device=device)
-        trace = work.job.request.options.trace
-        self._traced = TracedPrompt(self._writer) if trace else None
+        self._timed: TimedKv | None = None
+        self._traced: TracedPrompt | None = None
+        if work.job.notes is not None:
+            self._timed = TimedKv(self._writer, notes=work.job.notes, device=device)
+            self._traced = TracedPrompt(self._timed)
         self._sampled: _Sampled | None = None
 
     def prompt(self, beat: Callable[[], None]) -> PackedPrompt:
@@ -197,8 +202,9 @@ class _ThreadRun:
             self._writer.finish()
             self._work.slab.finish()
             trace = None
-            if self._traced is not None:
-                trace = self._traced.trace(output.plan, scores_C=output.scores_C)
+            if self._timed is not None and self._traced is not None:
+                self._timed.finish(ended_at=self._sampled.ended_at)
+                trace = partial(self._traced.trace, output.plan, scores_C=output.scores_C)
         except Exception as error:  # noqa: BLE001  of this prompt alone
             self.fail(error)
             return

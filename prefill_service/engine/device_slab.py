@@ -110,6 +110,9 @@ class DeviceSlab(PromptSlab):
             on_close, self._on_close = self._on_close, None
             on_close()
 
+    def _pieces(self, ranges: list[Range]) -> list[Range]:
+        return joined(ranges)
+
     def _written_out(self) -> None:
         self._writing = False
         if self._closed:
@@ -123,6 +126,17 @@ class DeviceSlab(PromptSlab):
             replace(s, crc32=crc32(self.view(s.offset, s.length).on_host()))
             for s in self.layout.segments
         )
+
+
+def joined(ranges: list[Range]) -> list[Range]:
+    """Ranges in their order, neighbours that touch as one: a long write is a fast one."""
+    found: list[Range] = []
+    for offset, length in ranges:
+        if found and sum(found[-1]) == offset:
+            found[-1] = (found[-1][0], found[-1][1] + length)
+        else:
+            found.append((offset, length))
+    return found
 
 
 class DeviceSlabs:

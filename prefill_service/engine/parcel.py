@@ -35,6 +35,7 @@ class Parcel:
         self.completed_at = 0.0
         self.trace: PromptTrace | None = None
         self._model = model
+        self._prompt_hash = ""
         self._first_tokens: tuple[SampledToken, ...] = ()
         self._complete = asyncio.Event()
 
@@ -61,24 +62,25 @@ class Parcel:
         penalised = self.request.sampling.repetition_penalty != 1.0
         return self.request.token_ids if penalised else ()
 
+    def prepare(self) -> None:
+        """Works out what does not depend on the computation, so that nobody waits for it after."""
+        self._prompt_hash = self._prompt_hash or hash_prompt(self.request.token_ids)
+
     def finish(
         self,
         first_tokens: tuple[SampledToken, ...],
         *,
         plan: PromptPlan,
         ended_at: float,
-        trace: PromptTrace | None = None,
     ) -> None:
-        """The prompt is computed, as `plan` and, when it was asked for, `trace` say.
+        """The prompt is computed, as `plan` says.
 
         Args:
             first_tokens: one a branch.
             plan: the final one.
             ended_at: when they were known, in monotonic seconds.
-            trace: what was kept.
         """
         self.plan = plan
-        self.trace = trace
         self._first_tokens = first_tokens
         self.completed_at = ended_at
         self._complete.set()
@@ -92,13 +94,14 @@ class Parcel:
             key: of the delivery.
             check: the sums that the receiver of the bytes compares.
         """
+        self.prepare()
         await self._complete.wait()
         return KvManifest(
             handoff=key,
             model=self._model,
             prompt_tokens=self.plan.prompt_tokens,
             next_position=self.plan.prompt_tokens,
-            prompt_hash=hash_prompt(self.request.token_ids),
+            prompt_hash=self._prompt_hash,
             pruning=self.plan.summary,
             layouts=self.plan.slab.layouts,
             layer_layouts=self.plan.slab.layer_layouts,

@@ -5,10 +5,12 @@ Both leave nothing behind however they end: no reservation, no slab, no compute.
 
 import asyncio
 import time
+from dataclasses import replace
 
 from prefill_service.engine.batcher import Turn
 from prefill_service.engine.compute import Computed
 from prefill_service.engine.courier import Arrived, Courier
+from prefill_service.engine.handoff_notes import HandoffNotes
 from prefill_service.engine.held import HeldKv
 from prefill_service.engine.job import PrefillJob, Sealed
 from prefill_service.engine.parcel import Parcel
@@ -16,6 +18,7 @@ from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.services import Services
 from shared.errors import TandemError
 from shared.types.handoff import HandoffStateMachine
+from shared.types.trace import PromptTrace
 
 
 class PromptRun:
@@ -58,27 +61,46 @@ class PromptRun:
         courier = _courier(job, parcel, services=services)
         machine = HandoffStateMachine(job.key)
         try:
-            await job.unless_stopped(courier.reserve())
+            if not services.links.grants.likely(job.request.targets[0]):
+                await job.unless_stopped(courier.reserve())
             arrived = await self._compute_and_deliver(parcel, courier)
             machine = arrived.delivery.machine
-            return _sealed(parcel, arrived, services=services, computed=self._computed)
+            sealed = _sealed(
+                parcel, arrived, services=services, notes=job.notes, computed=self._computed
+            )
+            return await self._traced(sealed, parcel)
         finally:
             await courier.abort("ended")
             again = parcel.complete and not job.stopping()
             if not (again and services.held.hold(HeldKv(parcel, machine))):
                 slab.close()
 
+    async def _traced(self, sealed: Sealed, parcel: Parcel) -> Sealed:
+        """With what was kept, when the request asked: said last, so no handoff waits for it."""
+        notes, computed = self._job.notes, self._computed
+        if notes is None or computed is None or computed.trace is None:
+            return sealed
+        handoff = notes.adopted()
+        parcel.trace = await asyncio.to_thread(computed.trace)
+        return replace(sealed, trace=replace(parcel.trace, handoff=handoff))
+
     async def _compute_and_deliver(self, parcel: Parcel, courier: Courier) -> Arrived:
         """Runs both side by side; whichever fails first ends the other."""
         compute = asyncio.ensure_future(self._compute(parcel))
         try:
-            return await self._job.unless_stopped(courier.deliver())
+            return await self._job.unless_stopped(self._deliver(courier))
         except TandemError as error:
             if not parcel.complete:
                 self._job.stop(error)
             raise
         finally:
             await compute
+
+    async def _deliver(self, courier: Courier) -> Arrived:
+        if not courier.has_room:
+            await courier.reserve()
+        self._job.has_room()
+        return await courier.deliver()
 
     async def _compute(self, parcel: Parcel) -> None:
         try:
@@ -89,7 +111,7 @@ class PromptRun:
         finally:
             self._turn.leave()
         self._services.recorder.computed(done)
-        parcel.finish(done.first_tokens, plan=done.plan, ended_at=done.ended_at, trace=done.trace)
+        parcel.finish(done.first_tokens, plan=done.plan, ended_at=done.ended_at)
 
 
 async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed:
@@ -107,7 +129,7 @@ async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed
         finally:
             await courier.abort("ended")
         services.held.delivered(held, arrived.delivery.machine)
-    return _sealed(held.parcel, arrived, services=services, began=began)
+    return _sealed(held.parcel, arrived, services=services, notes=job.notes, began=began)
 
 
 def _courier(job: PrefillJob, parcel: Parcel, *, services: Services) -> Courier:
@@ -117,6 +139,7 @@ def _courier(job: PrefillJob, parcel: Parcel, *, services: Services) -> Courier:
         targets=job.request.targets,
         links=services.links,
         policy=services.policy,
+        notes=job.notes,
     )
 
 
@@ -125,6 +148,7 @@ def _sealed(
     arrived: Arrived,
     *,
     services: Services,
+    notes: HandoffNotes | None,
     computed: Computed | None = None,
     began: float | None = None,
 ) -> Sealed:
@@ -141,5 +165,12 @@ def _sealed(
         kept_tokens=parcel.plan.summary.kept_tokens,
         phases=tuple(phases),
         lease_s=services.held.lease_s,
-        trace=parcel.trace,
+        trace=_trace(parcel, notes),
     )
+
+
+def _trace(parcel: Parcel, notes: HandoffNotes | None) -> PromptTrace | None:
+    """What was kept and when it moved, when the request asked."""
+    if parcel.trace is None or notes is None:
+        return parcel.trace
+    return replace(parcel.trace, handoff=notes.adopted())

@@ -137,12 +137,9 @@ class PromptSlab(ABC):
         self._loop.call_soon_threadsafe(self._finished)
 
     async def ranges(self) -> AsyncIterator[Range]:
-        """(offset, length) of final bytes, each byte once, as they come; ends after `finish`.
-
-        Ranges that came together and touch are one.
-        """
+        """(offset, length) of final bytes, each byte once, as they come; ends after `finish`."""
         if self.is_complete():
-            for piece in joined([(s.offset, s.length) for s in self.layout.segments]):
+            for piece in self._pieces([(s.offset, s.length) for s in self.layout.segments]):
                 yield piece
             return
         index = 0
@@ -150,7 +147,7 @@ class PromptSlab(ABC):
             changed, last = self._changed, self.is_complete()
             while index < len(self._ranges):
                 fresh, index = self._ranges[index:], len(self._ranges)
-                for piece in joined(fresh):
+                for piece in self._pieces(fresh):
                     yield piece
             if last:
                 return
@@ -159,6 +156,10 @@ class PromptSlab(ABC):
     def publish(self, ranges: tuple[Range, ...]) -> None:
         """Lets readers have ranges whose bytes are there; any thread."""
         self._loop.call_soon_threadsafe(self._published, ranges)
+
+    def _pieces(self, ranges: list[Range]) -> list[Range]:
+        """How ranges that came together are read."""
+        return ranges
 
     @abstractmethod
     def _written(self, *ranges: Range) -> None:
@@ -186,14 +187,3 @@ class PromptSlab(ABC):
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def joined(ranges: list[Range]) -> list[Range]:
-    """Ranges in their order, neighbours that touch as one: a long write is a fast one."""
-    found: list[Range] = []
-    for offset, length in ranges:
-        if found and sum(found[-1]) == offset:
-            found[-1] = (found[-1][0], found[-1][1] + length)
-        else:
-            found.append((offset, length))
-    return found

@@ -4,6 +4,7 @@ Shapes: T tokens of a prompt, N kept tokens, C candidates, V vocabulary.
 """
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -232,11 +233,22 @@ def checked_ids(token_ids: Sequence[int], model: Transformer) -> Tensor:
         InvalidRequestError: one is outside the vocabulary.
     """
     vocab_size = model.config.vocab_size
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-        bad = next(i for i in token_ids if not 0 <= i < vocab_size)
-        raise InvalidRequestError(
-            f"token id {bad} is outside the vocabulary of {vocab_size}: the ids come from another "
-            "model's tokenizer; tokenize with this model's own",
-            param="prompt",
-        )
-    return torch.tensor(token_ids, dtype=torch.int64, device=model.device)
+    try:
+        # An array takes a list in several times faster than a tensor does, and a tensor looks
+        # through it several times faster than Python: together milliseconds of a long prompt.
+        ids = array("q", token_ids)
+    except OverflowError:
+        raise _outside(token_ids, vocab_size=vocab_size) from None
+    ids_T = torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0, dtype=torch.int64)
+    if ids and not 0 <= int(ids_T.min()) <= int(ids_T.max()) < vocab_size:
+        raise _outside(token_ids, vocab_size=vocab_size)
+    return ids_T.to(model.device)
+
+
+def _outside(token_ids: Sequence[int], *, vocab_size: int) -> InvalidRequestError:
+    bad = next(i for i in token_ids if not 0 <= i < vocab_size)
+    return InvalidRequestError(
+        f"token id {bad} is outside the vocabulary of {vocab_size}: the ids come from another "
+        "model's tokenizer; tokenize with this model's own",
+        param="prompt",
+    )

@@ -48,7 +48,7 @@ bypass_below = { value = 32, source = "test" }
 full_layers = { value = [0, 1, 3], source = "test" }
 """
 
-MEMORIES = {
+MEMORIES: dict[str, dict[str, Any]] = {
     "host": {"kv_memory": "host"},
     "device": {"kv_memory": "device", "transports": ("nixl", "grpc"), "buffer_bytes": 1 << 26},
 }

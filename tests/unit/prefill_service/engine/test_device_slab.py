@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from prefill_service.engine.device_slab import DeviceSlab, DeviceSlabs
+from prefill_service.engine.device_slab import DeviceSlab, DeviceSlabs, joined
 from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.plan import PromptPlan, plan_prompt
-from prefill_service.engine.prompt_slab import joined
 from prefill_service.engine.resident_writer import ResidentSlabWriter
 from prefill_service.engine.runner import PrefillRunner
 from prefill_service.engine.slab_writer import DirectSlabWriter, slab_writer
