@@ -36,7 +36,7 @@ from gateway.quotas.base import Limits, QuotaStore
 from gateway.quotas.local import LocalQuotas
 from gateway.quotas.quotas import Quotas
 from gateway.quotas.shared import SharedQuotas, SharedSettings
-from gateway.retry_budget import RetryBudget, RetryPolicy
+from gateway.retry_policy import RetryPolicy
 from gateway.routes.admin import AdminRoutes
 from gateway.routes.body_room import BodyRoom
 from gateway.routes.document import DocumentRoute
@@ -110,6 +110,7 @@ class Gateway:
             short_tokens=config.short_prompt_tokens,
             on_local=lambda why: self._metrics.local_prefills.labels(reason=why).inc(),
         )
+        self._retries = RetryPolicy.from_config(config, metrics=self._metrics)
         self._quotas = self._make_quotas()
         self._entrance = Entrance(
             open_lane(config, workers=self.workers.taking_prompts),
@@ -153,12 +154,7 @@ class Gateway:
             tokenizer=tokenizer,
             observer=observer,
             log=log,
-            retries=RetryPolicy(
-                per_request=self._config.max_retries,
-                budget=RetryBudget(
-                    self._config.retry_budget, on_denied=self._metrics.retries_denied.inc
-                ),
-            ),
+            retries=self._retries,
         )
         self._servers = await self._open(intake, self._pipeline, observer, log)
         self._watched.serves(intake.model_id())
@@ -388,6 +384,7 @@ class Gateway:
             "registry": "degraded" if self.workers.degraded else "ok",
             "quotas": self._quotas.state,
             "local_prefill": self._router.describe(),
+            "replays": self._retries.replays.describe(),
             "workers": self.workers.describe(),
         }
 

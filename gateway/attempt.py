@@ -121,11 +121,13 @@ class Attempt:
         Raises:
             TandemError: the attempt failed; `blamed` names the worker.
         """
-        tokens = len(self._state.job.prompt_ids)
+        tokens = self._state.read_tokens
         held = self._services.workers.hold
         try:
             # The decode worker that is to get the KV counts it from here on: otherwise all prompts
-            # that are read at one moment are meant for the one that was lightest.
+            # that are read at one moment are meant for the one that was lightest. One that reads it
+            # itself counts twice until that is done: it has the reading, which holds its answers
+            # up, and the answer to come, and a prompt that is read elsewhere goes to another one.
             likely = self._targets[0].worker_id
             with held(self._pair.prefill.worker_id, tokens), held(likely, tokens):
                 async with aclosing(self._prefill()) as events:
@@ -166,7 +168,7 @@ class Attempt:
                         # Only now: a worker that takes prompts and fails at each is no good one.
                         self._services.workers.succeeded(self._pair.prefill.worker_id)
                         self._computed = True
-                        if not state.firsts:
+                        if not state.shown:
                             for delta in state.take_firsts(self._one_each(event.tokens)):
                                 yield delta
                             if state.answered:
@@ -288,6 +290,9 @@ class Attempt:
         self._state.report.route = (
             f"{who}; {pair.reason}; {self._pruning}; attempt {self._key.attempt}"
         )
+        if self._state.replays:
+            replayed = self._state.report.replayed_tokens
+            self._state.report.route += f"; a replay from answer token {replayed}"
 
     def _take_sealed(self, event: Sealed) -> None:
         self._sealed = event
@@ -339,17 +344,18 @@ class Attempt:
             background.spawn(abort, name="abort decode")
 
     def _prefill_call(self) -> PrefillCall:
-        job = self._state.job
+        job, earlier = self._state.job, self._state.earlier_tokens
         return PrefillCall(
             handoff=self._key,
-            token_ids=tuple(job.prompt_ids),
+            token_ids=(*job.prompt_ids, *earlier),
             sampling=job.sampling,
             stop=job.stop,
             grammar=job.plan.grammar,
             options=job.options,
             targets=tuple(self._targets),
             branches=job.branches,
-            forced_first_tokens=tuple(token.token_id for token in self._state.firsts),
+            forced_first_tokens=self._state.last_shown,
+            earlier_tokens=len(earlier),
         )
 
     def _decode_call(self, branch: int) -> DecodeCall:
@@ -357,7 +363,8 @@ class Attempt:
         return DecodeCall(
             handoff=self._key,
             branch=branch,
-            first_token=self._state.firsts[branch].token_id,
+            first_token=self._state.last_shown[branch],
+            earlier_tokens=self._state.earlier_tokens,
             sampling=job.sampling,
             stop=job.stop,
             grammar=job.plan.grammar,

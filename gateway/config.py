@@ -99,6 +99,10 @@ class GatewayConfig:
     """Attempts after the first one when a worker fails before its answer began."""
     retry_budget: float = 0.1
     """Share of the recent requests that may be tried again; ten in ten seconds always may."""
+    replay_answers: bool = False
+    """An answer whose decode worker dies after tokens were sent goes on at another pair, once, if
+    its request allows it (`tandem.replay`): prompt and answer so far are read again, and what
+    follows may differ where a prompt is pruned or pages are skipped. All workers must know it."""
     drain_timeout_s: float = 30.0
     """Wait for running requests at shutdown, in seconds."""
     tool_parser: str = "auto"

@@ -138,7 +138,7 @@ class Intake:
         """Changes whenever the answer to the same seed may change."""
         served = self._workers.served()
         serving = (served.model_hash, served.methods) if served is not None else ()
-        text = repr((package_version(), serving, replace(options, trace=False)))
+        text = repr((package_version(), serving, replace(options, trace=False, replay=False)))
         return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     async def conversation_job(self, asked: Conversation, origin: Origin) -> GenerationJob:

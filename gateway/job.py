@@ -119,6 +119,8 @@ class RequestReport:
     """KV slots read at decode, summed over layers and steps."""
     dense: int = 0
     """KV slots that full attention over the whole prompt would have read."""
+    replayed_tokens: int = 0
+    """Answer tokens that a second pair read again after the first one's decode worker had died."""
     route: str = ""
     """Which workers, chosen how, and whether the prompt was pruned."""
     pages: PageSummary | None = None
@@ -167,5 +169,6 @@ class RequestReport:
             "dense": self.dense,
             "attended_ratio": round(self.attended_ratio, 4),
             "pages": None if self.pages is None else self.pages.to_json(),
+            "replayed_tokens": self.replayed_tokens,
             "route": self.route,
         }

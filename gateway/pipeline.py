@@ -16,7 +16,7 @@ from gateway.entrance import Entrance, Place
 from gateway.job import Event, Finished, GenerationJob, RequestReport, Try
 from gateway.observer import RequestObserver
 from gateway.principal import current_principal
-from gateway.retry_budget import RetryPolicy
+from gateway.retry_policy import RetryPolicy
 from gateway.run_state import RunState
 from gateway.timeline import Timeline
 from shared.errors import (
@@ -107,12 +107,13 @@ class Pipeline:
         try:
             with self._log.record(job, handoff_id=state.handoff_id, report=state.report):
                 await self._wait_turn(state)
-                async with aclosing(self._attempts(state)) as events:
-                    async for event in events:
-                        if isinstance(event, Finished) and event.last:
-                            finished = event
-                        else:
-                            yield event
+                with self._retries.replays.watched(state):
+                    async with aclosing(self._attempts(state)) as events:
+                        async for event in events:
+                            if isinstance(event, Finished) and event.last:
+                                finished = event
+                            else:
+                                yield event
         except (asyncio.CancelledError, GeneratorExit):
             self._observer.disconnected(state.phase)
             raise
@@ -150,7 +151,7 @@ class Pipeline:
         failures = 0
         while True:
             pair = self._services.router.pair(
-                len(state.job.prompt_ids), planned=state.place.local, avoid=state.avoid
+                state.read_tokens, planned=state.place.local, avoid=state.avoid
             )
             attempt = Attempt(state, pair=pair, services=self._services)
             tried = Try(prefill=pair.prefill.worker_id, decode=pair.decodes[0].worker_id)
@@ -172,12 +173,14 @@ class Pipeline:
             await asyncio.sleep(_BACKOFF_S * failures * self._jitter.uniform(0.5, 1.5))
 
     def _may_retry(self, state: RunState, error: TandemError, failures: int) -> bool:
-        if state.began_decode or failures > self._retries.per_request:
+        if state.began_decode:
+            return self._retries.replays.begin(state, error)
+        if failures > self._retries.per_request:
             return False
         if isinstance(error, HandoffError) and failures > 1:
             return False
         overloaded = isinstance(error, OverloadedError)
-        router, tokens = self._services.router, len(state.job.prompt_ids)
+        router, tokens = self._services.router, state.read_tokens
         if overloaded and not router.has_alternative(tokens, avoid=state.avoid):
             return False
         return self._retries.budget.take()

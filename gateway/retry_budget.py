@@ -5,23 +5,12 @@ Without it a service that fails under load gets two or three times that load.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 WINDOW_S = 10
 """Seconds that count as recent."""
 
 ALWAYS = 10
 """Retries in the window that are always allowed: with little traffic a share would be none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """When a failed attempt may be followed by another one."""
-
-    per_request: int
-    """Attempts after the first one."""
-    budget: "RetryBudget"
-    """Of all requests together."""
 
 
 class RetryBudget:

@@ -29,10 +29,13 @@ class RunState:
     """Told what happens."""
     report: RequestReport = field(default_factory=RequestReport)
     """What the client will read."""
-    firsts: tuple[SampledToken, ...] = ()
-    """The first token of each answer, once sampled; later attempts continue from them."""
+    shown: list[list[int]] = field(default_factory=list)
+    """The tokens of each answer that were passed on; empty before the first ones. Later attempts
+    continue from them."""
     began_decode: bool = False
-    """More than first tokens was passed on: no attempt can take over."""
+    """The running attempt passed on more than it was given: only a replay can take over."""
+    replays: int = 0
+    """Times that a new pair took over an answer in mid-stream."""
     attempts: int = 0
     """Attempt numbers given out."""
     avoid: set[str] = field(default_factory=set)
@@ -40,12 +43,37 @@ class RunState:
     phase: str = "queue"
     """queue, prefill or decode."""
     _last_at: dict[int, float] = field(default_factory=dict)
+    _paused: bool = False
     _ended: set[int] = field(default_factory=set)
 
     def next_key(self) -> HandoffKey:
         """Name of the next attempt."""
         self.attempts += 1
         return HandoffKey(self.handoff_id, self.attempts)
+
+    @property
+    def last_shown(self) -> tuple[int, ...]:
+        """The token of each answer that an attempt goes on from; none before the first ones."""
+        return tuple(tokens[-1] for tokens in self.shown)
+
+    @property
+    def earlier_tokens(self) -> tuple[int, ...]:
+        """The only answer's tokens before that one: a replay reads them with the prompt."""
+        return tuple(self.shown[0][:-1]) if self.shown else ()
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens that the next attempt has to read."""
+        return len(self.job.prompt_ids) + len(self.earlier_tokens)
+
+    def begin_replay(self) -> None:
+        """The decode worker of the only answer is gone; the next attempt goes on from `shown`."""
+        self.replays += 1
+        self.began_decode = False
+        self.phase = "prefill"
+        self._paused = True
+        self.report.replayed_tokens = len(self.shown[0])
+        self.report.timeline.cut = time.monotonic()
 
     def remaining_s(self) -> float:
         """Time left.
@@ -66,7 +94,7 @@ class RunState:
         self.place.started()
         self.phase = "prefill"
         self.report.timeline.started = time.monotonic()
-        self.report.kept_tokens = event.kept_tokens
+        self.report.kept_tokens = event.kept_tokens - len(self.earlier_tokens)
         self.report.phases_s["prefill_queue"] = event.queue_seconds
 
     @property
@@ -81,7 +109,7 @@ class RunState:
 
     def take_firsts(self, tokens: tuple[SampledToken, ...]) -> list[TextDelta]:
         """The first token of each answer, passed on once and in their order."""
-        self.firsts = tokens
+        self.shown = [[token.token_id] for token in tokens]
         self.place.served()
         now = time.monotonic()
         self._last_at = dict.fromkeys(range(len(tokens)), now)
@@ -93,21 +121,27 @@ class RunState:
     def sealed(self, event: Sealed) -> None:
         """The KV is on the decode side."""
         self.phase = "decode"
-        self.report.kv_bytes = event.kv_bytes
+        # What a replay moves comes on top of what was moved before; what it traces is no prompt.
+        self.report.kv_bytes = event.kv_bytes + (self.report.kv_bytes if self.replays else 0)
         self.report.transport = event.transport
-        self.report.kept_tokens = event.kept_tokens
+        self.report.kept_tokens = event.kept_tokens - len(self.earlier_tokens)
         self.report.phases_s.update(event.phases_s)
         self.report.timeline.sealed = time.monotonic()
-        self.report.prompt_trace = event.trace or self.report.prompt_trace
+        if not self.replays:
+            self.report.prompt_trace = event.trace or self.report.prompt_trace
 
     def take_more(self, branch: int, tokens: tuple[SampledToken, ...]) -> TextDelta:
         """Tokens of one answer after its first."""
         self.began_decode = True
+        self.shown[branch] += [token.token_id for token in tokens]
         answer = self.answers[branch]
         before = answer.completion_tokens
         delta = answer.push(tokens)
         count = answer.completion_tokens - before
         now = time.monotonic()
+        if self._paused:
+            self._paused = False
+            self.report.phases_s["replay"] = now - self.report.timeline.cut
         if count:
             self.observer.more_tokens(self.job, gap_s=now - self._last_at[branch], count=count)
             self._last_at[branch] = now

@@ -44,6 +44,7 @@ class SpanNotes:
                     "tandem.transport": report.transport,
                     "tandem.attended_ratio": report.attended_ratio,
                     "tandem.attempts": len(report.tries),
+                    "tandem.replayed_tokens": report.replayed_tokens,
                 }
             )
 

@@ -24,6 +24,8 @@ class Timeline:
     """The first token came."""
     sealed: float = 0.0
     """The gateway heard that the KV is on the decode side, and asked for the answer."""
+    cut: float = 0.0
+    """The decode worker of a shown answer was lost, and a replay began."""
     ended: float = 0.0
     """The answer was complete."""
 
@@ -61,6 +63,7 @@ class Timeline:
         return [
             tokenize,
             bar("gateway", "gateway_queue", start=self.entered),
+            bar("gateway", "replay", start=self.cut),
             bar("prefill", "prefill_queue", start=ending(self.started, "prefill_queue")),
             bar("prefill", "prefill", start=self.started),
             bar("transfer", "transfer", start=ending(self.sealed, "transfer")),

@@ -78,7 +78,8 @@ class Sequence:
     stop: StopConditions
     """When it ends; here only `min_tokens` matters, the engine ends it."""
     generated: list[int]
-    """Tokens of the answer; begins with the first token, which the prefill side drew."""
+    """Tokens of the answer; begins with the first token, which the prefill side drew. In a replay,
+    with all that the client has seen: the KV of all but the last of them came with the prompt's."""
     branch: int = 0
     """Which of the answers to one prompt."""
     draws: int = 1
@@ -90,7 +91,7 @@ class Sequence:
     force_sparse: bool = False
     """Select even where the budget covers every slot: a check of the sparse path."""
     steps: int = 0
-    """Decode steps done; as many generated tokens have their KV in pages."""
+    """Decode steps done; as many tokens that were generated here have their KV in pages."""
     attended: int = 0
     """KV slots read so far, summed over layers and steps."""
     dense: int = 0

@@ -1,5 +1,6 @@
 """When an answer ends: stop ids, stop strings, the token limit, the end of the context."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.tokenizer.detokenizer import IncrementalDetokenizer
@@ -50,6 +51,14 @@ class StopTracker:
             return StopVerdict(reason=FinishReason.STOP, match=matched)
         if self.num_tokens >= self._limit:
             return StopVerdict(reason=FinishReason.LENGTH)
+        return None
+
+    def observe_all(self, token_ids: Sequence[int]) -> StopVerdict | None:
+        """Counts tokens up to the end of the answer; the verdict when it is among them."""
+        for token_id in token_ids:
+            verdict = self.observe(token_id)
+            if verdict is not None:
+                return verdict
         return None
 
     def _match_strings(self, token_id: int) -> str | None:

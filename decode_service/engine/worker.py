@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from decode_service.engine.admission import Capacity
+from decode_service.engine.call import DecodeCall, check_against, check_call
 from decode_service.engine.engine import DecodeEngine
 from decode_service.engine.handoffs import AdoptedKv, Busy, Reservation, ReserveSpec
 from decode_service.engine.intake import Intake
@@ -30,35 +31,11 @@ from shared.types.effective import effective_sparsity
 from shared.types.handoff import HandoffKey, HandoffState
 from shared.types.kv_manifest import KvManifest
 from shared.types.methods import SparsityParams
-from shared.types.options import RequestOptions
 from shared.types.page_summary import PageSummary, summary_of
-from shared.types.sampling import SamplingParams, StopConditions
 
 _BEFORE_ADOPTION = BEFORE_COMMIT | {HandoffState.COMMITTED}
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeCall:
-    """What a caller wants generated."""
-
-    handoff: HandoffKey
-    """The adopted handoff."""
-    first_token: int
-    """The first token, as the client saw it."""
-    sampling: SamplingParams
-    """How tokens are drawn."""
-    stop: StopConditions
-    """When the answer ends, the first token counted."""
-    options: RequestOptions
-    """Overrides of the profile."""
-    grammar: str = ""
-    """What the answer must conform to; empty: anything."""
-    branch: int = 0
-    """Which of n answers."""
-    deadline_s: float | None = None
-    """Remaining time of the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +173,7 @@ class DecodeWorker:
         deadline = None if call.deadline_s is None else submitted_at + call.deadline_s
         granted = self.table.find(call.handoff)
         try:
-            self._check_call(call, granted)
+            check_call(call, branches=granted.branches.count, vocab_size=self._settings.vocab_size)
             matcher = await self._matcher(call)
             wait_s = self._settings.commit_wait_s
             if call.deadline_s is not None:
@@ -249,7 +226,7 @@ class DecodeWorker:
         settings = self._settings
         sequence = None
         if granted.adopted is not None:
-            self._check_against(call, granted, granted.adopted)
+            check_against(call, granted.spec, granted.adopted)
             sequence = self._make_sequence(call, granted.adopted, matcher, sparsity)
         self.table.claim(call.handoff, call.branch)
         adopted = granted.adopted
@@ -259,7 +236,8 @@ class DecodeWorker:
             sequence=sequence,
             tracker=StopTracker(
                 call.stop,
-                context_left=settings.capacity.max_model_len - adopted.prompt.prompt_tokens,
+                context_left=settings.capacity.max_model_len
+                - (adopted.prompt.prompt_tokens - len(call.earlier_tokens)),
                 tokenizer=self._tokenizer,
             ),
             stream=TokenStream(limit=settings.stream_queue_tokens, on_room=self.engine.poke),
@@ -269,17 +247,17 @@ class DecodeWorker:
         )
 
     async def _matcher(self, call: DecodeCall) -> GrammarMatcher | None:
-        """Where the answer stands in its grammar after the first token."""
+        """Where the answer stands in its grammar after the tokens that it has."""
         if not call.grammar:
             return None
         matcher = await self._grammars.compile(call.grammar)
-        if not matcher.admits(call.first_token):
+        outside = await asyncio.to_thread(matcher.follow, call.shown)
+        if outside is not None:
             raise InvalidRequestError(
-                f"the first token {call.first_token} is outside the grammar; send both services "
-                "the same grammar",
-                param="first_token",
+                f"token {call.shown[outside]}, number {outside + 1} of the answer, is outside the "
+                "grammar; send both services the same grammar",
+                param="earlier_tokens" if outside < len(call.earlier_tokens) else "first_token",
             )
-        matcher.accept(call.first_token)
         return matcher
 
     def _make_sequence(
@@ -300,7 +278,7 @@ class DecodeWorker:
             num_kv_heads=identity.num_kv_heads,
             sampling=call.sampling,
             stop=call.stop,
-            generated=[call.first_token],
+            generated=list(call.shown),
             branch=call.branch,
             draws=adopted.manifest.draws,
             matcher=matcher,
@@ -313,7 +291,7 @@ class DecodeWorker:
     ) -> Generation:
         generation = Generation(row, self.engine, pages=pages)
         self._generations.setdefault(call.handoff, {})[call.branch] = generation
-        verdict = row.tracker.observe(call.first_token)
+        verdict = row.tracker.observe_all(call.shown)
         if verdict is not None:
             self._end_at_once(row, verdict)
             return generation
@@ -361,38 +339,4 @@ class DecodeWorker:
         if deadline is not None and deadline <= self._clock():
             raise DeadlineError(
                 "the request's time was over before its KV cache was adopted; allow more"
-            )
-
-    def _check_call(self, call: DecodeCall, granted: Reservation) -> None:
-        if call.branch >= granted.branches.count:
-            raise InvalidRequestError(
-                f"branch {call.branch} was asked for, but room was reserved for "
-                f"{granted.branches.count} answers; reserve for as many as are to be decoded",
-                param="n",
-            )
-        named = {
-            "first_token": (call.first_token,),
-            "logit_bias": tuple(token_id for token_id, _ in call.sampling.logit_bias),
-            "stop_token_ids": call.stop.token_ids,
-        }
-        for param, ids in named.items():
-            if max(ids, default=0) >= self._settings.vocab_size:
-                raise InvalidRequestError(
-                    f"{param} holds token id {max(ids)}, outside the vocabulary of "
-                    f"{self._settings.vocab_size}; send ids of this model's tokenizer",
-                    param=param,
-                )
-
-    def _check_against(self, call: DecodeCall, granted: Reservation, adopted: AdoptedKv) -> None:
-        if call.stop.max_tokens > granted.spec.max_new_tokens:
-            raise InvalidRequestError(
-                f"max_tokens {call.stop.max_tokens} is more than the {granted.spec.max_new_tokens} "
-                "that pages were reserved for; send the same stop conditions to both services",
-                param="max_tokens",
-            )
-        if call.sampling.repetition_penalty != 1.0 and not adopted.prompt_ids:
-            raise InvalidRequestError(
-                "repetition_penalty looks at the prompt, whose token ids the commit did not carry; "
-                "the prefill worker must send them",
-                param="repetition_penalty",
             )

@@ -4,9 +4,10 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
+from decode_service.engine.call import DecodeCall
 from decode_service.engine.handoffs import Busy, ReserveSpec
 from decode_service.engine.stream import Ending
-from decode_service.engine.worker import DecodeCall, DecodeWorker
+from decode_service.engine.worker import DecodeWorker
 from decode_service.rpc.answer_spans import AnswerSpans
 from protos.tandem.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 from shared.errors import TandemError
@@ -163,6 +164,7 @@ def _call_from_pb(request: decode_pb2.DecodeRequest) -> DecodeCall:
         options=options_from_pb(request.options),
         grammar=request.grammar,
         branch=request.branch,
+        earlier_tokens=tuple(request.earlier_tokens),
         deadline_s=request.deadline_ms / 1000 if request.deadline_ms else None,
     )
 

@@ -68,6 +68,7 @@ def _request(call: DecodeCall, timeout_s: float) -> decode_pb2.DecodeRequest:
         stop=stop_to_pb(call.stop),
         options=options_to_pb(call.options),
         grammar=call.grammar,
+        earlier_tokens=call.earlier_tokens,
         deadline_ms=max(1, round(timeout_s * 1000)),
     )
 

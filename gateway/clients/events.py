@@ -26,7 +26,7 @@ class PrefillCall:
     handoff: HandoffKey
     """Names the attempt."""
     token_ids: tuple[int, ...]
-    """The prompt."""
+    """The prompt, and in a replay the answer's tokens before the forced one."""
     sampling: SamplingParams
     """Of the first token."""
     stop: StopConditions
@@ -41,6 +41,8 @@ class PrefillCall:
     """Answers that share the prompt."""
     forced_first_tokens: tuple[int, ...] = ()
     """The tokens that a client has already seen, one a branch; or none."""
+    earlier_tokens: int = 0
+    """A replay: how many of `token_ids` are the answer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class DecodeCall:
     branch: int
     """Which of its answers."""
     first_token: int
-    """As the client saw it."""
+    """As the client saw it; in a replay, the last one that it saw."""
     sampling: SamplingParams
     """How to go on."""
     stop: StopConditions
@@ -61,6 +63,8 @@ class DecodeCall:
     """Overrides of the profile."""
     grammar: str = ""
     """What the answer must conform to; empty: anything."""
+    earlier_tokens: tuple[int, ...] = ()
+    """A replay: the answer's tokens before `first_token`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,7 @@ def _request(call: PrefillCall, timeout_s: float) -> prefill_pb2.PrefillRequest:
         deadline_ms=max(1, round(timeout_s * 1000)),
         forced_first_tokens=call.forced_first_tokens,
         num_branches=call.branches,
+        earlier_tokens=call.earlier_tokens,
     )
 
 

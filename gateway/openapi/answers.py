@@ -47,6 +47,7 @@ class Report(BaseModel):
     dense: int
     attended_ratio: float
     pages: dict[str, Any] | None
+    replayed_tokens: int
     route: str
 
 

@@ -109,6 +109,8 @@ class Live(BaseModel):
     registry: Literal["ok", "degraded"]
     local_prefill: dict[str, Any]
     """Decode workers that read prompts themselves, and how often for which reason."""
+    replays: dict[str, Any]
+    """Whether answers that lose their decode worker may go on, and what came of such answers."""
     workers: list[dict[str, Any]]
     traffic: dict[str, Any]
     """Latencies, rate and requests of the last minute."""

@@ -101,6 +101,7 @@ def _report(report: RequestReport) -> inference_pb2.RequestReport:
         transport=report.transport,
         attended=report.attended,
         dense=report.dense,
+        replayed_tokens=report.replayed_tokens,
         route=report.route,
         pages=None if report.pages is None else pages_to_pb(report.pages),
         attended_ratio=report.attended_ratio,

@@ -140,6 +140,7 @@ class TandemOptions(Body):
     min_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     max_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     trace: bool | None = None
+    replay: bool | None = None
 
 
 class GenerationBody(Body):

@@ -82,6 +82,7 @@ def options_of(options: TandemOptions | None) -> RequestOptions:
         page_refresh=options.page_refresh,
         page_mass=options.page_mass,
         trace=bool(options.trace),
+        replay=bool(options.replay),
     )
     translated.check_pruning()
     translated.check_pages()

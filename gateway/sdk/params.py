@@ -93,6 +93,8 @@ class GenerateParams(TypedDict, total=False):
     """Share of the score's mass that the chosen pages hold."""
     trace: bool
     """The report tells which tokens were kept and which pages were read."""
+    replay: bool
+    """The answer may go on at another pair when its decode worker dies in mid-stream."""
     response_format: Literal["text", "json_object"] | Mapping[str, Any]
     """What the answers must be; a mapping is a JSON schema."""
     tools: Sequence[Tool]
@@ -131,6 +133,7 @@ _SAMPLING = (
 _OPTIONS = (
     "keep_rate", "min_keep", "mass", "min_rate", "max_rate", "page_policy", "page_budget",
     "recency_pages", "page_layout", "page_heads", "page_refresh", "page_mass", "trace",
+    "replay",
 )  # fmt: skip
 
 

@@ -163,6 +163,7 @@ def _report(message: inference_pb2.RequestReport) -> Report:
         attended=message.attended,
         dense=message.dense,
         attended_ratio=message.attended_ratio,
+        replayed_tokens=message.replayed_tokens,
         route=message.route,
         pages=pages_from_pb(message.pages) if message.HasField("pages") else None,
         trace=request_trace_from_pb(message.trace, ttft_s=message.ttft_seconds)

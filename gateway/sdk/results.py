@@ -48,6 +48,8 @@ class Report:
     """KV slots that full attention over the whole prompt would have read."""
     attended_ratio: float
     """Attended over dense; 0 when nothing was decoded after the first token."""
+    replayed_tokens: int
+    """Answer tokens that a second pair read again after the first one's decode worker had died."""
     route: str
     """Routing decision and its reason."""
     pages: PageSummary | None

@@ -36,7 +36,7 @@ class PromptRequest:
     key: HandoffKey
     """Names the handoff."""
     token_ids: tuple[int, ...]
-    """The prompt, at least one token."""
+    """The prompt, at least one token, and `earlier_tokens` of its answer."""
     sampling: SamplingParams
     """Sampling of the first token."""
     stop: StopConditions
@@ -53,6 +53,8 @@ class PromptRequest:
     """Answers to the prompt; each has a first token."""
     forced_first_tokens: tuple[int, ...] = ()
     """First tokens that the client saw already, one a branch, not sampled again; or none."""
+    earlier_tokens: int = 0
+    """A replay: how many of `token_ids`, at their end, are the answer's before the forced one."""
 
     def within(self, remaining_s: float | None) -> "PromptRequest":
         """The request with the earlier one of two deadlines: its own, and that of its call."""

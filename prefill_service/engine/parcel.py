@@ -52,7 +52,7 @@ class Parcel:
             kept_tokens=self.plan.summary.slots,
             whole_layers=sum(layout == 0 for layout in self.plan.slab.layer_layouts),
             slab_bytes=self.plan.slab.total_bytes,
-            max_new_tokens=self.request.stop.max_tokens,
+            max_new_tokens=self.request.stop.max_tokens - self.request.earlier_tokens,
             num_branches=self.request.num_branches,
         )
 
@@ -90,7 +90,7 @@ class Parcel:
             layer_layouts=self.plan.slab.layer_layouts,
             segments=await self.slab.segments(),
             first_tokens=self._first_tokens,
-            draws=1,
+            draws=1 + self.request.earlier_tokens,
         )
 
 

@@ -29,6 +29,8 @@ class PromptPlan:
     """Shape of the cache."""
     protected: tuple[int, ...] = ()
     """Positions before the window that are kept whatever their scores, ascending."""
+    earlier_tokens: int = 0
+    """How many of the L, at their end, are the answer's own, in a replay; all are kept."""
 
     @property
     def ranker(self) -> Ranker:
@@ -72,8 +74,12 @@ def plan_prompt(
     params: PruningParams,
     options: RequestOptions,
     prompt_tokens: int,
+    earlier_tokens: int = 0,
 ) -> PromptPlan:
     """Decides about a prompt of `prompt_tokens` tokens.
+
+    Of these the last `earlier_tokens` are the answer's own, in a replay: all of them are kept, as
+    they were where they were generated, and the prompt is pruned by its own length.
 
     Raises:
         InvalidRequestError: the prompt is empty or an override is out of range.
@@ -88,11 +94,14 @@ def plan_prompt(
             f"choose a layer of 0..{config.num_layers - 1} or the model's own profile"
         )
     params = served_params(_overridden(params, options), num_layers=config.num_layers)
-    kept_tokens, kv_tokens = params.kept_count(prompt_tokens), params.kv_count(prompt_tokens)
-    reason = _reason_to_keep_all(params, options, prompt_tokens=prompt_tokens)
+    own_tokens = prompt_tokens - earlier_tokens
+    kv_tokens = params.kv_count(own_tokens) + earlier_tokens
+    reason = _reason_to_keep_all(params, options, prompt_tokens=own_tokens)
     pruned = reason is None
-    protected = _protected(params, options, prompt_tokens=prompt_tokens, pruned=pruned)
-    kept_tokens = kept_tokens if pruned else prompt_tokens
+    protected = _protected(
+        params, options, own_tokens=own_tokens, earlier_tokens=earlier_tokens, pruned=pruned
+    )
+    kept_tokens = params.kept_count(own_tokens) + earlier_tokens if pruned else prompt_tokens
     summary = PruningSummary(
         pruned=pruned,
         reason=_reason_to_prune(options) if reason is None else reason,
@@ -116,6 +125,7 @@ def plan_prompt(
         slab=_laid_out(summary, geometry=geometry, prompt_tokens=prompt_tokens),
         geometry=geometry,
         protected=protected,
+        earlier_tokens=earlier_tokens,
     )
 
 
@@ -208,32 +218,42 @@ def _overridden(params: PruningParams, options: RequestOptions) -> PruningParams
 
 
 def _protected(
-    params: PruningParams, options: RequestOptions, *, prompt_tokens: int, pruned: bool
+    params: PruningParams,
+    options: RequestOptions,
+    *,
+    own_tokens: int,
+    earlier_tokens: int,
+    pruned: bool,
 ) -> tuple[int, ...]:
-    """Positions before the window that the request protects; none where nothing is dropped."""
-    candidates = max(prompt_tokens - params.observation_window, 0)
-    positions: set[int] = set()
+    """Positions before the window that are protected; none where nothing is dropped.
+
+    They are those that the request names, and the answer's own.
+    """
+    candidates = max(own_tokens + earlier_tokens - params.observation_window, 0)
+    positions = set(range(own_tokens, candidates))
     for tokens in options.protect:
-        if tokens.end > prompt_tokens:
+        if tokens.end > own_tokens:
             raise InvalidRequestError(
                 f"the protected range [{tokens.start}, {tokens.end}) ends after the prompt, which "
-                f"has {prompt_tokens} tokens; count with this model's tokenizer and template",
+                f"has {own_tokens} tokens; count with this model's tokenizer and template",
                 param="tandem.protect",
             )
         positions.update(range(tokens.start, min(tokens.end, candidates)))
     if not positions or not pruned:
         return ()
-    _check_room(params, positions, prompt_tokens=prompt_tokens)
+    _check_room(params, positions, own_tokens=own_tokens, earlier_tokens=earlier_tokens)
     return tuple(sorted(positions))
 
 
-def _check_room(params: PruningParams, protected: set[int], *, prompt_tokens: int) -> None:
-    kept_tokens = min(params.kept_count(prompt_tokens), params.kv_count(prompt_tokens))
+def _check_room(
+    params: PruningParams, protected: set[int], *, own_tokens: int, earlier_tokens: int
+) -> None:
+    kept_tokens = min(params.kept_count(own_tokens), params.kv_count(own_tokens)) + earlier_tokens
     places = kept_tokens - params.observation_window
     wanted = len(protected | {0} if params.protect_first else protected)
     if wanted > places:
         raise InvalidRequestError(
-            f"{wanted} tokens are protected, but of {prompt_tokens} prompt tokens {kept_tokens} "
+            f"{wanted} tokens are protected, but of {own_tokens} prompt tokens {kept_tokens} "
             f"are kept, the last {params.observation_window} among them: {places} places are "
             "left; protect fewer tokens or keep more",
             param="tandem.protect",

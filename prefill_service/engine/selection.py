@@ -120,6 +120,7 @@ class PromptSelection:
                     layer_scores=self._layer_scores,
                     prompt_tokens=self._plan.prompt_tokens,
                     protected_P=self._protected_P,
+                    earlier_tokens=self._plan.earlier_tokens,
                 )
                 self._plan = self._plan.settled(kept_tokens)
             summary = self._plan.summary

@@ -43,6 +43,7 @@ def profile_planner(config: ModelConfig, *, geometry: KvGeometry, params: Prunin
             params=params,
             options=request.options,
             prompt_tokens=len(request.token_ids),
+            earlier_tokens=request.earlier_tokens,
         )
 
     return plan

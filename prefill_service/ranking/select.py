@@ -55,11 +55,13 @@ def kept_by_mass(
     layer_scores: Sequence[Tensor],
     prompt_tokens: int,
     protected_P: Tensor | None = None,
+    earlier_tokens: int = 0,
 ) -> int:
     """Tokens to keep so that the chosen ones hold `params.mass` of what all could have held.
 
     The window and the protected tokens are kept anyway: their mass counts for nothing, so that
-    token 0, which draws much of it, does not set the count. The bounds of `params` hold.
+    token 0, which draws much of it, does not set the count. The bounds of `params` hold, for all
+    but the last `earlier_tokens`, which are protected and none of the prompt's.
     """
     assert params.mass is not None, "a keep rate sets the count"
     free_C = torch.ones_like(scores_C, dtype=torch.bool)
@@ -69,7 +71,9 @@ def kept_by_mass(
     mass_C = attention_mass(layer_scores)
     chosen = count_by_mass(scores_C[free_C], mass_C[free_C], share=params.mass)
     wanted = prompt_tokens - int(free_C.sum()) + chosen
-    return min(max(wanted, params.least_count(prompt_tokens)), params.kept_count(prompt_tokens))
+    own_tokens = prompt_tokens - earlier_tokens
+    least, most = params.least_count(own_tokens), params.kept_count(own_tokens)
+    return min(max(wanted, least + earlier_tokens), most + earlier_tokens)
 
 
 def attention_mass(layer_scores: Sequence[Tensor]) -> Tensor:

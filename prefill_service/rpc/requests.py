@@ -46,6 +46,7 @@ def prompt_from_pb(message: prefill_pb2.PrefillRequest, *, limits: ModelLimits) 
     _check_ids(stop.token_ids, limits, param="stop_token_ids")
     forced = tuple(message.forced_first_tokens)
     _check_forced(forced, limits, num_branches=num_branches)
+    _check_earlier(message, max_tokens=stop.max_tokens)
     options = options_from_pb(message.options)
     effective_sparsity(limits.sparsity, options, num_layers=limits.num_layers)
     return PromptRequest(
@@ -58,6 +59,7 @@ def prompt_from_pb(message: prefill_pb2.PrefillRequest, *, limits: ModelLimits) 
         deadline_s=message.deadline_ms / 1000 if message.deadline_ms else None,
         num_branches=num_branches,
         forced_first_tokens=forced,
+        earlier_tokens=message.earlier_tokens,
     )
 
 
@@ -109,6 +111,25 @@ def _check_forced(token_ids: tuple[int, ...], limits: ModelLimits, *, num_branch
             param="forced_first_tokens",
         )
     _check_ids(token_ids, limits, param="forced_first_tokens")
+
+
+def _check_earlier(message: prefill_pb2.PrefillRequest, *, max_tokens: int) -> None:
+    """A replay goes on with one answer, of which something is left to generate."""
+    earlier, prompt_and_earlier = message.earlier_tokens, len(message.token_ids)
+    if earlier == 0:
+        return
+    checks = (
+        (len(message.forced_first_tokens) == 1, "the one first token that follows them is missing"),
+        (earlier < prompt_and_earlier, f"the {prompt_and_earlier} ids leave no prompt before them"),
+        (earlier < max_tokens, f"the answer may have {max_tokens} in all"),
+    )
+    for ok, why in checks:
+        if not ok:
+            raise InvalidRequestError(
+                f"{earlier} tokens of the answer are to be read with the prompt, but {why}; send "
+                "prompt and answer as they were",
+                param="earlier_tokens",
+            )
 
 
 def _check_ids(token_ids: Iterable[int], limits: ModelLimits, *, param: str) -> None:

@@ -3,6 +3,7 @@
 Shapes: V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import llguidance
@@ -52,9 +53,18 @@ class GrammarMatcher:
         # The embedding may have more rows than the tokenizer has tokens; they mean nothing.
         return np.pad(known, (0, vocab_size - known.size))
 
-    def admits(self, token_id: int) -> bool:
-        """Whether this token may come next."""
-        return bool(self._state.validate_tokens([token_id]))
+    def follow(self, token_ids: Sequence[int]) -> int | None:
+        """Moves on by the tokens of an answer so far.
+
+        Returns:
+            The index of the first token that may not come; the matcher has not moved then. None
+            when all may.
+        """
+        num_admitted = self._state.validate_tokens(list(token_ids))
+        if num_admitted < len(token_ids):
+            return num_admitted
+        self._state.consume_tokens(list(token_ids))
+        return None
 
     def accept(self, token_id: int) -> None:
         """Moves on by one token.

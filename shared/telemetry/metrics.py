@@ -101,6 +101,12 @@ class GatewayMetrics(GrammarMetrics):
         self.retries_denied = Counter(
             "tandem_retries_denied", "Retries that the retry budget forbade", registry=registry
         )
+        self.replays = Counter(
+            "tandem_replays",
+            "Answers that lost their decode worker after tokens were sent",
+            ["outcome"],
+            registry=registry,
+        )
         self.rejected = Counter(
             "tandem_rejected", "Requests turned away", ["reason"], registry=registry
         )

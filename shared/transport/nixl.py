@@ -12,6 +12,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 
+import grpc
 import grpc.aio
 
 from protos.tandem.v1 import transfer_pb2
@@ -65,6 +66,7 @@ class NixlTransport:
         )
         self._attached: dict[str, _Attached] = {}
         self._attaching = asyncio.Lock()
+        self._watches: dict[str, asyncio.Task[None]] = {}
 
     def sender(self) -> NixlSender:
         """A sender for one handoff."""
@@ -72,6 +74,10 @@ class NixlTransport:
 
     async def close(self) -> None:
         """Waits for writes under way and drops all connections; senders still open fail."""
+        watches, self._watches = list(self._watches.values()), {}
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
         await self._channels.close()
         await self.agent.close()
 
@@ -111,6 +117,9 @@ class NixlTransport:
 
     async def lost(self, address: str) -> None:
         """Forgets a worker that a write failed to; the next lane attaches anew."""
+        watch = self._watches.pop(address, None)
+        if watch is not None and watch is not asyncio.current_task():
+            watch.cancel()
         attached = self._attached.pop(address, None)
         if attached is not None:
             await self.agent.forget(attached.peer)
@@ -155,7 +164,15 @@ class NixlTransport:
             raise transfer_error(error, address) from error
         peer = await self.agent.connect(answer.metadata)
         self._attached[address] = _Attached(hello.incarnation, peer)
+        self._watches[address] = asyncio.create_task(self._forget_when_gone(channel, address))
         return peer
+
+    async def _forget_when_gone(self, channel: grpc.aio.Channel, address: str) -> None:
+        """A worker that died without a lane would be kept for ever: nobody else notices it here."""
+        ready = grpc.ChannelConnectivity.READY
+        while channel.get_state() is ready:
+            await channel.wait_for_state_change(ready)
+        await self.lost(address)
 
 
 async def _opened(call: LaneCall, grant: Grant) -> transfer_pb2.LaneOpened:

@@ -109,6 +109,9 @@ class RequestOptions:
     """Largest keep rate that `mass` may come to."""
     trace: bool = False
     """Report which tokens were kept and which pages were read; changes no answer."""
+    replay: bool = False
+    """The answer may go on at another pair when its decode worker dies in mid-stream; for the
+    gateway, and only where its operator allows it."""
 
     @property
     def changes_pruning(self) -> bool:

@@ -52,6 +52,7 @@ def options_to_pb(options: RequestOptions) -> common_pb2.RequestOptions:
         page_refresh=options.page_refresh,
         page_mass=options.page_mass,
         trace=options.trace,
+        replay=options.replay,
     )
 
 

@@ -222,3 +222,47 @@ async def test_a_client_that_leaves_is_told_to_the_worker(folder: Path) -> None:
             return (entrance.queued_requests, line.sent_prompts, line.waiting) == (0, 0, 0)
 
         await until(empty)
+
+
+async def test_a_worker_that_reads_a_prompt_counts_the_reading_and_the_answer_to_come(
+    folder: Path,
+) -> None:
+    """So it is the second choice for as long as a prompt of the same length is read elsewhere."""
+    async with reading_rig(folder, decodes=2, short_prompt_tokens=60, queue_tokens=1000) as rig:
+        reader, other = rig.decodes
+        reading, answering = asyncio.Event(), asyncio.Event()
+        for worker in rig.decodes:
+            worker.plan.at("started", reading)
+            worker.plan.at("token:1", answering)
+        tokens = rig.gateway.workers.in_flight_tokens
+        local = asyncio.create_task(rig.complete(prompt=LONG))
+
+        async def is_read() -> bool:
+            return any("Prefill" in rig.methods(worker) for worker in rig.decodes)
+
+        await until(is_read)
+        if "Prefill" in rig.methods(other):
+            reader, other = other, reader
+        assert (tokens(reader.worker_id), tokens(other.worker_id)) == (120, 0)
+        apart = [1] * 61  # not short
+        rig.prefills[0].plan.at("started", reading)
+        beside = [asyncio.create_task(rig.complete(prompt=apart))]
+        await rig.simulation.seen("p0", "Prefill")
+        assert (tokens(reader.worker_id), tokens(other.worker_id)) == (120, 61)
+        beside.append(asyncio.create_task(rig.complete(prompt=apart)))
+
+        async def both_sent() -> bool:
+            return rig.methods(rig.prefills[0]).count("Prefill") == 2
+
+        await until(both_sent)
+        assert (tokens(reader.worker_id), tokens(other.worker_id)) == (120, 122)
+        reading.set()
+
+        async def is_answered() -> bool:
+            return "Decode" in rig.methods(reader)
+
+        await until(is_answered)
+        assert tokens(reader.worker_id) == 60, "it has read it"
+        answering.set()
+        assert all(a.status_code == 200 for a in await asyncio.gather(local, *beside))
+        assert [tokens(worker.worker_id) for worker in rig.decodes] == [0, 0]

@@ -215,6 +215,18 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"options": {"recency_pages": 0}}, InvalidRequestError, "tandem.recency_pages"),
     ({"forced_first_tokens": [512]}, InvalidRequestError, "forced_first_tokens"),
     ({"forced_first_tokens": [5, 6]}, InvalidRequestError, "forced_first_tokens"),
+    ({"earlier_tokens": 1}, InvalidRequestError, "earlier_tokens"),
+    ({"earlier_tokens": 2, "forced_first_tokens": [5]}, InvalidRequestError, "earlier_tokens"),
+    (
+        {"earlier_tokens": 1, "forced_first_tokens": [5, 6], "num_branches": 2},
+        InvalidRequestError,
+        "earlier_tokens",
+    ),
+    (
+        {"earlier_tokens": 1, "forced_first_tokens": [5], "stop": {"max_tokens": 1}},
+        InvalidRequestError,
+        "earlier_tokens",
+    ),
 ]
 
 

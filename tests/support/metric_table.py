@@ -64,6 +64,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "disconnects_total": counter("phase"),
         "retries_total": counter("reason"),
         "retries_denied_total": counter(),
+        "replays_total": counter("outcome"),
         "rejected_total": counter("reason"),
         "quota_fallbacks_total": counter(),
         "local_prefills_total": counter("reason"),
@@ -133,6 +134,8 @@ LABEL_VALUES = {
         *("ok", "error", "cancelled"),
         *("arrived", "no_room", "not_known"),  # of canaries
         *("canary_failed", "canary_damaged", "canary_too_slow"),
+        *("completed", "failed", "client_left", "operator_forbids", "not_asked"),  # of replays
+        *("several_answers", "used_up", "no_budget"),
     },
     "slo": {"ttft", "tpot", "goodput"},
     "over": {"mean", "least"},

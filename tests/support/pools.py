@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,19 @@ from tests.support.decode_server import assert_idle, decode_server, local_idle
 from tests.support.prefill_worker import Worker, prefill_worker
 from tests.support.waiting import until
 
+_HALF = 0.5
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 8
 NOT_CHOSEN = 1_000_000
 """Tokens in flight that make a worker the last choice."""
+
+
+def after_the_canary(fault: Fault) -> tuple[str, str]:
+    """Setting `faults` of a worker whose second transfer breaks: its first is the pair's canary."""
+    for seed in count():
+        draw = random.Random(seed)
+        if draw.random() >= _HALF > draw.random():
+            return f"{fault}={_HALF}", f"seed={seed}"
+    raise AssertionError("seeds do not end")
 
 
 @dataclass
@@ -65,6 +77,12 @@ class Answer:
     """The stream ended with `[DONE]`."""
     report: dict[str, Any]
     """The `tandem` object; empty when it did not come."""
+    usage: dict[str, Any] = field(default_factory=dict)
+    """Token counts; empty when they did not come."""
+    finish_reason: str | None = None
+    """Why it ended."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of its tokens, when the request asked."""
 
 
 @dataclass
@@ -87,6 +105,9 @@ class Pool:
         text, frames, done = "", 0, False
         error: dict[str, Any] | None = None
         report: dict[str, Any] = {}
+        usage: dict[str, Any] = {}
+        finish_reason: str | None = None
+        logprobs: list[float] = []
         body = self.body(stream_options={"include_usage": True}, **fields)
         async with self.http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:  # it failed before anything could be streamed
@@ -103,12 +124,15 @@ class Pool:
                 assert error is None, "something follows the error frame"
                 error = frame.get("error")
                 report = frame.get("tandem") or report
+                usage = frame.get("usage") or usage
                 for choice in frame.get("choices", ()):
                     text += choice["text"]
                     frames += bool(choice["text"])
+                    finish_reason = choice["finish_reason"] or finish_reason
+                    logprobs += (choice.get("logprobs") or {}).get("token_logprobs", ())
                 on_text(frames)
         assert done or error is not None, "a stream ends with one or the other"
-        return Answer(text, error, done, report)
+        return Answer(text, error, done, report, usage, finish_reason, logprobs)
 
     def avoided(self, role: str, address: str) -> Any:
         """While it lasts, the worker there is chosen last."""

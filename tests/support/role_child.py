@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -31,9 +31,10 @@ class RoleChild:
     """Where it serves: gRPC of a worker, REST of a gateway."""
 
     def kill(self) -> None:
-        """SIGKILL: it says no more word."""
+        """SIGKILL: it says no more word; a second time is fine."""
         assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # reaped, and not yet known to be dead here
+            os.kill(self.process.pid, signal.SIGKILL)
 
     def stop(self) -> None:
         """SIGSTOP: it lives, keeps its connections and says nothing."""

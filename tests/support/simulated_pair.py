@@ -37,7 +37,7 @@ class SimulatedPrefill(SimulatedWorker):
 class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
     def __init__(self, worker: SimulatedWorker) -> None:
         self._worker = worker
-        self._held: dict[tuple[str, int], tuple[list[int], int]] = {}
+        self._held: dict[tuple[str, int], tuple[list[int], int, int]] = {}
 
     async def Prefill(  # noqa: N802
         self, request: prefill_pb2.PrefillRequest, context: Any
@@ -60,7 +60,8 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         self, request: prefill_pb2.PrefillRequest, context: Any
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         plan, simulation = self._worker.plan, self._worker.simulation
-        prompt = list(request.token_ids)
+        prompt = list(request.token_ids)[: len(request.token_ids) - request.earlier_tokens]
+        simulation.earlier.append(tuple(request.token_ids[len(prompt) :]))
         sampling = sampling_from_pb(request.sampling)
         simulation.sampling.append(sampling)
         simulation.options.append(options_from_pb(request.options))
@@ -72,7 +73,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
             assert len(request.forced_first_tokens) == len(branches)
             firsts = [SampledToken(token_id=t) for t in request.forced_first_tokens]
         started = prefill_pb2.PrefillStarted(queue_seconds=0.001)
-        started.pruning.kept_tokens = max(1, len(prompt) // 2)
+        started.pruning.kept_tokens = max(1, len(prompt) // 2) + request.earlier_tokens
         started.pruning.pruned = True
         started.pruning.reason = "profile"
         steps: tuple[tuple[str, prefill_pb2.PrefillResponse], ...] = (
@@ -95,13 +96,14 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         if isinstance(action, FailEvent):
             yield prefill_pb2.PrefillResponse(failed=error_to_pb(action.error))
             return
-        self._held[_name(request.handoff)] = prompt, len(branches)
+        held = prompt, request.earlier_tokens, len(branches)
+        self._held[_name(request.handoff)] = held
         action = await plan.reach("delivery", context)
         if isinstance(action, FailEvent):
             yield prefill_pb2.PrefillResponse(failed=error_to_pb(action.error))
             return
         try:
-            sealed = await self._deliver(request.handoff, prompt, request.targets, len(branches))
+            sealed = await self._deliver(request.handoff, request.targets, held)
         except TandemError as error:
             yield prefill_pb2.PrefillResponse(failed=error_to_pb(error))
             return
@@ -110,11 +112,11 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
     async def _deliver(
         self,
         handoff: common_pb2.HandoffKey,
-        prompt: list[int],
         targets: Sequence[prefill_pb2.DecodeTarget],
-        branches: int,
+        held: tuple[list[int], int, int],
     ) -> prefill_pb2.PrefillSealed:
         """Reserves on the first target that grants, and commits."""
+        prompt, earlier, branches = held
         reached = False
         for target in targets:
             async with open_channel(target.address) as channel:
@@ -134,9 +136,9 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
                 )
             return prefill_pb2.PrefillSealed(
                 target=target,
-                kv_bytes=1000 * len(prompt),
+                kv_bytes=1000 * (len(prompt) + earlier),
                 transport="grpc",
-                kept_tokens=max(1, len(prompt) // 2),
+                kept_tokens=max(1, len(prompt) // 2) + earlier,
                 phases=[
                     common_pb2.PhaseDuration(phase="prefill", seconds=0.01),
                     common_pb2.PhaseDuration(phase="transfer", seconds=0.002),
@@ -154,11 +156,10 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         held = self._held.get(_name(request.handoff))
         if held is None:
             raise HandoffError("nothing is held under this name; start again")
-        prompt, branches = held
         handoff = common_pb2.HandoffKey(
             handoff_id=request.handoff.handoff_id, attempt=request.new_attempt
         )
-        sealed = await self._deliver(handoff, prompt, request.targets, branches)
+        sealed = await self._deliver(handoff, request.targets, held)
         return prefill_pb2.ResendResponse(sealed=sealed)
 
     async def Renew(  # noqa: N802
@@ -254,8 +255,10 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
         yield decode_pb2.DecodeResponse(accepted=accepted)
         sampling = sampling_from_pb(request.sampling)
         ending = Ending(stop_from_pb(request.stop), simulation.tokenizer)
-        ending.push(request.first_token)
-        index = 0
+        simulation.earlier.append(tuple(request.earlier_tokens))
+        for shown in (*request.earlier_tokens, request.first_token):
+            ending.push(shown)
+        index = len(request.earlier_tokens)
         while ending.reason is None:
             index += 1
             action = await plan.reach(f"token:{index}", context)

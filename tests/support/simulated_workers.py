@@ -108,6 +108,8 @@ class Simulation:
         self.deadlines_ms: list[int] = []
         self.grammars: list[str] = []
         """Of every call of either service."""
+        self.earlier: list[tuple[int, ...]] = []
+        """The answer's earlier tokens, of every call of either service."""
         self.token_delay_s = 0.0
 
     def record(self, worker_id: str, method: str, handoff: Any = None) -> None:

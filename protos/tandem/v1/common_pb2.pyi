@@ -139,6 +139,7 @@ class RequestOptions(_message.Message):
     PAGE_REFRESH_FIELD_NUMBER: _builtins.int
     PAGE_MASS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
     mode: Global___Mode.ValueType
     """Which methods run."""
     keep_rate: _builtins.float
@@ -171,6 +172,10 @@ class RequestOptions(_message.Message):
     """Share of the score's mass that the chosen pages hold, in (0, 1]; page_budget is the most that they are."""
     trace: _builtins.bool
     """The answer's report tells which tokens were kept and which pages were read."""
+    replay: _builtins.bool
+    """The answer may go on at another pair when its decode worker dies after tokens were sent, where the gateway's operator
+    allows it: prompt and answer so far are read again.
+    """
     @_builtins.property
     def protect(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenRange]:
         """Prompt tokens that are kept whatever their scores; they count."""
@@ -194,10 +199,11 @@ class RequestOptions(_message.Message):
         page_refresh: _builtins.int | None = ...,
         page_mass: _builtins.float | None = ...,
         trace: _builtins.bool = ...,
+        replay: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_page_heads", b"_page_heads", "_page_layout", b"_page_layout", "_page_mass", b"_page_mass", "_page_policy", b"_page_policy", "_page_refresh", b"_page_refresh", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "observation_window", b"observation_window", "page_budget", b"page_budget", "page_heads", b"page_heads", "page_layout", b"page_layout", "page_mass", b"page_mass", "page_policy", b"page_policy", "page_refresh", b"page_refresh", "recency_pages", b"recency_pages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_page_heads", b"_page_heads", "_page_layout", b"_page_layout", "_page_mass", b"_page_mass", "_page_policy", b"_page_policy", "_page_refresh", b"_page_refresh", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "mode", b"mode", "observation_window", b"observation_window", "page_budget", b"page_budget", "page_heads", b"page_heads", "page_layout", b"page_layout", "page_mass", b"page_mass", "page_policy", b"page_policy", "page_refresh", b"page_refresh", "protect", b"protect", "recency_pages", b"recency_pages", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate", "_mass", b"_mass", "_max_rate", b"_max_rate", "_min_keep", b"_min_keep", "_min_rate", b"_min_rate", "_observation_window", b"_observation_window", "_page_budget", b"_page_budget", "_page_heads", b"_page_heads", "_page_layout", b"_page_layout", "_page_mass", b"_page_mass", "_page_policy", b"_page_policy", "_page_refresh", b"_page_refresh", "_recency_pages", b"_recency_pages", "keep_rate", b"keep_rate", "mass", b"mass", "max_rate", b"max_rate", "min_keep", b"min_keep", "min_rate", b"min_rate", "mode", b"mode", "observation_window", b"observation_window", "page_budget", b"page_budget", "page_heads", b"page_heads", "page_layout", b"page_layout", "page_mass", b"page_mass", "page_policy", b"page_policy", "page_refresh", b"page_refresh", "protect", b"protect", "recency_pages", b"recency_pages", "replay", b"replay", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_rate: _TypeAlias = _typing.Literal["keep_rate"]  # noqa: Y015
     _WhichOneofArgType__keep_rate: _TypeAlias = _typing.Literal["_keep_rate", b"_keep_rate"]  # noqa: Y015

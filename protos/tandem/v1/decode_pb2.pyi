@@ -482,6 +482,7 @@ class DecodeRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    EARLIER_TOKENS_FIELD_NUMBER: _builtins.int
     branch: _builtins.int
     """Branch of this stream, from 0; every branch has one stream, and ending it ends that branch alone."""
     first_token: _builtins.int
@@ -506,6 +507,12 @@ class DecodeRequest(_message.Message):
     def options(self) -> _common_pb2.RequestOptions:
         """Overrides of the model profile."""
 
+    @_builtins.property
+    def earlier_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """A replay: the answer's tokens before first_token, which were read with the prompt. Draws, penalties, grammar and stop
+        conditions count them as the output that they are. As many as earlier_tokens of the prefill says.
+        """
+
     def __init__(
         self,
         *,
@@ -517,10 +524,11 @@ class DecodeRequest(_message.Message):
         options: _common_pb2.RequestOptions | None = ...,
         deadline_ms: _builtins.int = ...,
         grammar: _builtins.str = ...,
+        earlier_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "options", b"options", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "deadline_ms", b"deadline_ms", "first_token", b"first_token", "grammar", b"grammar", "handoff", b"handoff", "options", b"options", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "deadline_ms", b"deadline_ms", "earlier_tokens", b"earlier_tokens", "first_token", b"first_token", "grammar", b"grammar", "handoff", b"handoff", "options", b"options", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

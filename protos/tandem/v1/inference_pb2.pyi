@@ -660,6 +660,7 @@ class RequestReport(_message.Message):
     PAGES_FIELD_NUMBER: _builtins.int
     ATTENDED_RATIO_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    REPLAYED_TOKENS_FIELD_NUMBER: _builtins.int
     ttft_seconds: _builtins.float
     """Arrival to first token at the gateway, in seconds."""
     tokens_per_second: _builtins.float
@@ -680,6 +681,8 @@ class RequestReport(_message.Message):
     """Routing decision and its reason."""
     attended_ratio: _builtins.float
     """attended over dense: below 1 when pages were skipped or the prompt was pruned; 0 when dense is."""
+    replayed_tokens: _builtins.int
+    """Answer tokens that a second pair read again after the first one's decode worker had died; 0: none did."""
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PhaseDuration]:
         """Durations by phase."""
@@ -708,10 +711,11 @@ class RequestReport(_message.Message):
         pages: _common_pb2.PageSummary | None = ...,
         attended_ratio: _builtins.float = ...,
         trace: Global___RequestTrace | None = ...,
+        replayed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "attended_ratio", b"attended_ratio", "dense", b"dense", "kept_tokens", b"kept_tokens", "kv_bytes", b"kv_bytes", "pages", b"pages", "phases", b"phases", "prompt_tokens", b"prompt_tokens", "route", b"route", "tokens_per_second", b"tokens_per_second", "trace", b"trace", "transport", b"transport", "ttft_seconds", b"ttft_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "attended_ratio", b"attended_ratio", "dense", b"dense", "kept_tokens", b"kept_tokens", "kv_bytes", b"kv_bytes", "pages", b"pages", "phases", b"phases", "prompt_tokens", b"prompt_tokens", "replayed_tokens", b"replayed_tokens", "route", b"route", "tokens_per_second", b"tokens_per_second", "trace", b"trace", "transport", b"transport", "ttft_seconds", b"ttft_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

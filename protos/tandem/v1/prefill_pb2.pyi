@@ -61,19 +61,24 @@ class PrefillRequest(_message.Message):
     NUM_BRANCHES_FIELD_NUMBER: _builtins.int
     FORCED_FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    EARLIER_TOKENS_FIELD_NUMBER: _builtins.int
     deadline_ms: _builtins.int
     """Remaining time of the request, in milliseconds; 0 is none."""
     num_branches: _builtins.int
     """Number of answers n; as many first tokens are sampled. 0 means 1."""
     grammar: _builtins.str
     """What every answer must conform to, its first token included: a grammar in the forms of llguidance. Empty: anything."""
+    earlier_tokens: _builtins.int
+    """A replay: how many of token_ids, at their end, are the answer's own. None of them is pruned, whether and how far the prompt
+    is pruned goes by its own length, and they count as output. Only with one branch and a forced first token.
+    """
     @_builtins.property
     def handoff(self) -> _common_pb2.HandoffKey:
         """Names the handoff."""
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prompt."""
+        """The prompt; in a replay, the answer's tokens before the forced first one follow it."""
 
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams:
@@ -108,10 +113,11 @@ class PrefillRequest(_message.Message):
         num_branches: _builtins.int = ...,
         forced_first_tokens: _abc.Iterable[_builtins.int] | None = ...,
         grammar: _builtins.str = ...,
+        earlier_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "options", b"options", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "forced_first_tokens", b"forced_first_tokens", "grammar", b"grammar", "handoff", b"handoff", "num_branches", b"num_branches", "options", b"options", "sampling", b"sampling", "stop", b"stop", "targets", b"targets", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "earlier_tokens", b"earlier_tokens", "forced_first_tokens", b"forced_first_tokens", "grammar", b"grammar", "handoff", b"handoff", "num_branches", b"num_branches", "options", b"options", "sampling", b"sampling", "stop", b"stop", "targets", b"targets", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

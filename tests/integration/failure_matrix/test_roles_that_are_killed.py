@@ -13,7 +13,7 @@ import pytest
 from shared.transport.fault_plan import Fault, FaultKind, Moment
 from shared.types.handoff import HandoffState
 from tests.support.gates import GatedBlocks, GatedSteps
-from tests.support.pools import Pool, running_pool
+from tests.support.pools import Pool, after_the_canary, running_pool
 from tests.support.role_child import role_beside, role_child
 from tests.support.waiting import until
 
@@ -49,8 +49,8 @@ async def test_prefill_before_its_commit(
     tiny_model_dir: Path, profile: Path, children: Any, moment: Moment, state: HandoffState
 ) -> None:
     """Row "P dies before seal": another one computes it again, from the token that was shown."""
-    stuck = str(Fault(kind=FaultKind.DELAY, moment=moment, delay_s=LONG_S))
-    ways = {"model": str(tiny_model_dir), "profile": str(profile), "faults": (stuck,)}
+    stuck = after_the_canary(Fault(kind=FaultKind.DELAY, moment=moment, delay_s=LONG_S))
+    ways = {"model": str(tiny_model_dir), "profile": str(profile), "faults": stuck}
     with role_child(children, "prefill", **ways) as victim:
         async with running_pool(tiny_model_dir, profile, more_prefills=(victim.address,)) as pool:
             with pool.avoided("prefill", victim.address):

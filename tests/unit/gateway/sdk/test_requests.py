@@ -91,6 +91,7 @@ def test_options_and_parts() -> None:
         page_refresh=4,
         page_mass=0.5,
         trace=True,
+        replay=True,
         n=3,
         model="m",
     )
@@ -108,6 +109,7 @@ def test_options_and_parts() -> None:
         "page_refresh": 4,
         "page_mass": 0.5,
         "trace": True,
+        "replay": True,
     }
     assert found["protect_parts"] == ["PROMPT_PART_SYSTEM", "PROMPT_PART_QUESTION"]
     assert (found["num_answers"], found["model"]) == (3, "m")

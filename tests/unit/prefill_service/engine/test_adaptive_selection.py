@@ -21,7 +21,12 @@ IDS = [(7 * i + i * i) % 512 for i in range(TOKENS)]
 
 
 def run(
-    model: Transformer, params: PruningParams, options: RequestOptions, *, chunk: int = 32
+    model: Transformer,
+    params: PruningParams,
+    options: RequestOptions,
+    *,
+    chunk: int = 32,
+    earlier: int = 0,
 ) -> tuple[PromptPlan, PrefillOutput, CapturedKv]:
     """The plan as it was made, and what came of it."""
     plan = plan_prompt(
@@ -30,6 +35,7 @@ def run(
         params=params,
         options=options,
         prompt_tokens=TOKENS,
+        earlier_tokens=earlier,
     )
     captured = CapturedKv(plan)
     output = PrefillRunner(model, attention=TorchAttention(), chunk_tokens=chunk).run(
@@ -120,3 +126,26 @@ def test_more_mass_keeps_more_and_blocks_do_not_matter(tiny_model: Transformer) 
         counts.append(len(run(tiny_model, PARAMS, options)[1].kept_N))
         assert len(run(tiny_model, PARAMS, options, chunk=1024)[1].kept_N) == counts[-1]
     assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize("earlier", [3, 30, 90])
+@pytest.mark.parametrize(
+    "options",
+    [RequestOptions(), RequestOptions(mass=0.5, min_rate=0.2, max_rate=0.3)],
+    ids=["rate", "mass"],
+)
+@pytest.mark.parametrize("kv_select", list(KvSelect), ids=lambda mode: mode.value)
+def test_an_answer_so_far_is_in_every_set(
+    tiny_model: Transformer, kv_select: KvSelect, options: RequestOptions, earlier: int
+) -> None:
+    """Also where the whole count is far above what the bounds would allow a prompt."""
+    params = replace(PARAMS, kv_select=kv_select)
+    _, output, captured = run(tiny_model, params, options, earlier=earlier)
+    answer, prompt_tokens = set(range(TOKENS - earlier, TOKENS)), TOKENS - earlier
+    kept_of_prompt = output.plan.summary.kept_tokens - earlier
+    assert kept_of_prompt <= max(0.3 * prompt_tokens, params.observation_window + 1)
+    assert len(output.kept_N) == output.plan.summary.kept_tokens
+    assert answer <= set(output.kept_N.tolist())
+    for layer in range(2, 6):
+        for row in captured.layer_positions(layer).tolist():
+            assert answer <= set(row)

@@ -18,14 +18,19 @@ GEOMETRY = KvGeometry(num_layers=6, num_kv_heads=2, head_dim=16)
 
 
 def plan(
-    tokens: int = 100, params: PruningParams = PARAMS, options: RequestOptions | None = None
+    tokens: int = 100,
+    params: PruningParams = PARAMS,
+    options: RequestOptions | None = None,
+    *,
+    earlier: int = 0,
 ) -> PromptPlan:
     return plan_prompt(
         config=random_config("llama"),
         geometry=GEOMETRY,
         params=params,
         options=options or RequestOptions(),
-        prompt_tokens=tokens,
+        prompt_tokens=tokens + earlier,
+        earlier_tokens=earlier,
     )
 
 
@@ -194,3 +199,28 @@ def test_a_requests_rate_bounds_the_caches_too() -> None:
         (RequestOptions(mass=0.9), 50),
     ):
         assert plan(params=profile, options=options).summary.slots == slots
+
+
+@pytest.mark.parametrize("earlier", [1, 5, 8, 9, 300])
+def test_an_answer_so_far_is_kept_whole_and_changes_nothing_for_the_prompt(earlier: int) -> None:
+    options = RequestOptions(protect=(TokenRange(40, 46), TokenRange(93, 100)))
+    for params in (PARAMS, replace(PARAMS, kv_rate=0.18)):
+        alone = plan(params=params, options=options).summary
+        ours = plan(params=params, options=options, earlier=earlier)
+        assert ours.summary.reason == alone.reason
+        assert ours.summary.kept_tokens == alone.kept_tokens + earlier
+        assert ours.summary.slots == alone.slots + earlier
+        window = range(100 + earlier - params.observation_window, 100 + earlier)
+        assert set(range(100, 100 + earlier)) <= {*ours.protected, *window}
+
+
+def test_an_answer_so_far_does_not_make_a_short_prompt_long() -> None:
+    assert not plan(63).summary.pruned
+    ours = plan(63, earlier=500)
+    assert (ours.summary.pruned, ours.summary.reason) == (False, "short_prompt")
+    assert ours.summary.kept_tokens == 563
+
+
+def test_no_range_of_an_answer_so_far_can_be_protected() -> None:
+    with pytest.raises(InvalidRequestError, match="has 100 tokens"):
+        plan(options=RequestOptions(protect=(TokenRange(95, 101),)), earlier=20)

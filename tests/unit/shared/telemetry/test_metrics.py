@@ -34,6 +34,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "disconnects",
         "retries",
         "retries_denied",
+        "replays",
         "rejected",
         "quota_fallbacks",
         "local_prefills",

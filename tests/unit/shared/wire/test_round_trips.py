@@ -84,6 +84,7 @@ options = (
         page_heads=st.none() | st.sampled_from(PageHeads),
         page_refresh=st.none() | st.integers(1, 2**31),
         page_mass=st.none() | st.floats(0, 1, exclude_min=True),
+        replay=st.booleans(),
     )
     | st.builds(RequestOptions, page_policy=st.sampled_from(PagePolicyName))
     | st.builds(
