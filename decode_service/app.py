@@ -110,6 +110,7 @@ class DecodeServer:
             readiness=lambda: STARTING if self._presence is None else self._presence.readiness(),
             alive=lambda: self._presence is None or self._presence.alive,
             refresh=self._refresh_metrics,
+            facts=lambda: {} if self._core is None else self._core.memory.facts,
             more=() if local is None else local.routes,
         )
 
@@ -302,6 +303,7 @@ class DecodeServer:
             num_heads=loaded.model.config.num_heads,
             sparsity=loaded.profile.sparsity,
         )
+        self.core.worker.intake.warm_up()
 
     def _open_landing(self) -> LandingGround:
         landing = self._landing = LandingGround(
@@ -331,7 +333,7 @@ class DecodeServer:
             rejected_transports=tuple(each.text for each in landing.chosen.rejected),
             profile=loaded.profile.label,
             methods_hash=loaded.profile.methods_hash,
-            topology=read_topology(self.config.device),
+            topology=core.memory.placed(read_topology(self.config.device)),
         )
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(
             DecodeServicer(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError
+from shared.types.memory_kind import check_memory
 
 MIB = 1 << 20
 
@@ -31,7 +32,8 @@ class DecodeConfig:
     device: str = "cpu"
     """Device to run on, for example cpu or cuda:0."""
     attention: str = "auto"
-    """How steps are computed: auto (triton where it can run), triton, or torch, row by row."""
+    """How steps are computed: auto (triton where it can run), triton, flashinfer (as triton, but
+    dense layers by that library, extra flashinfer; never by auto), or torch, row by row."""
     threads: int = 0
     """Compute threads on a CPU; 0 leaves the library's choice."""
     profile: str = ""
@@ -66,7 +68,8 @@ class DecodeConfig:
     worker of pruned prompts serves more of them with (kept + answer) / (prompt + answer) tokens, up
     to three times as many 32k prompts at 20 % with 0.224, and fewer unpruned ones."""
     slab_bytes: int = 512 * MIB
-    """Bytes of the landing slab; the longest unpruned prompt must fit."""
+    """Bytes of the landing slab, in host memory or the GPU's; the longest unpruned prompt must
+    fit."""
     max_batch: int = 32
     """Rows of one decode step; further rows wait."""
     max_model_len: int = 0
@@ -88,6 +91,9 @@ class DecodeConfig:
     """Transports this worker takes, best first: nixl (extra nixl) and grpc."""
     require_transport: str = ""
     """Use only this transport and do not start without it; empty takes all that work."""
+    kv_memory: str = "auto"
+    """Memory that KV lands in: device (the GPU's, which nixl writes to directly), host, or auto
+    (device where the model is on CUDA and nixl works). Alike on both ends of a pair."""
     stream_queue_tokens: int = 256
     """Unread tokens after which a row rests until its reader catches up."""
     stall_s: float = 10.0
@@ -113,6 +119,7 @@ class DecodeConfig:
                     raise ConfigError(
                         f"decode setting {name} is {value}, but must be at least {lowest} {unit}"
                     )
+        check_memory("decode", self.kv_memory)
         if self.rest_share > 1:
             raise ConfigError(
                 f"decode setting rest_share is {self.rest_share}, but pruned layers never hold "

@@ -14,12 +14,18 @@ from deploy.launch import role_environment
 from loadtest.machine import commit_text
 from loadtest.micro.transfer import check_settings
 from shared.errors import ConfigError, InternalError, TransportError
+from shared.types.memory_kind import MemoryKind
 
 _MODULE = "loadtest.micro.transfer"
 
 
 def run_transfer(
-    *, sizes: Sequence[int], transports: Sequence[str], repeats: int, as_json: bool
+    *,
+    sizes: Sequence[int],
+    transports: Sequence[str],
+    repeats: int,
+    as_json: bool,
+    memory: str = MemoryKind.HOST.value,
 ) -> None:
     """Runs the transfer benchmark and prints it.
 
@@ -27,7 +33,9 @@ def run_transfer(
         ConfigError: a size or a transport does not exist.
         TransportError: the benchmark failed; it said why on standard error.
     """
-    result = measure(sizes=sizes, transports=transports, repeats=repeats, quiet=as_json)
+    result = measure(
+        sizes=sizes, transports=transports, repeats=repeats, quiet=as_json, memory=memory
+    )
     if as_json:
         print(json.dumps(result))
         return
@@ -40,10 +48,12 @@ def print_result(result: Mapping[str, Any]) -> None:
     console.print(_table(result))
     for name, reason in result["rejected"].items():
         console.print(f"{name} was not measured: {reason}")
-    hardware = result["hardware"]
+    memory, hardware = result["memory"], result["hardware"]
+    if memory["kind"] == MemoryKind.DEVICE.value:
+        console.print(f"memory of {memory['sender']} to memory of {memory['receiver']}")
     console.print(
         f"{result['command']}\n{hardware['cpu']}, {hardware['cores']} cores, load "
-        f"{hardware['load_average'][0]:.1f}; chunks of {result['chunk_bytes']} bytes, checksums, "
+        f"{hardware['load_average'][0]:.1f}; chunks of {result['chunk_bytes']} bytes, "
         f"allocator variables of the launchers; commit {commit_text(result)}"
     )
 
@@ -61,7 +71,12 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def measure(
-    *, sizes: Sequence[int], transports: Sequence[str], repeats: int, quiet: bool
+    *,
+    sizes: Sequence[int],
+    transports: Sequence[str],
+    repeats: int,
+    quiet: bool,
+    memory: str = MemoryKind.HOST.value,
 ) -> dict[str, Any]:
     """Runs the benchmark in a process of its own: allocators read their variables at its start.
 
@@ -71,7 +86,7 @@ def measure(
     """
     check_settings(sizes_mib=sizes, transports=transports, repeats=repeats)
     command = [sys.executable, "-P", "-m", _MODULE, "--repeats", str(repeats)]
-    command += ["--sizes", *map(str, sizes)]
+    command += ["--memory", memory, "--sizes", *map(str, sizes)]
     if transports:
         command += ["--transports", *transports]
     hidden = quiet and not sys.stderr.isatty()

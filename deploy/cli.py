@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from deploy.cli_bench import bench_app
+from deploy.cli_bench_pair import pair
 from deploy.cli_calibrate import calibrate
 from deploy.cli_eval import eval_app
 from deploy.cli_eval_sparse import sparse
@@ -45,6 +46,7 @@ app.add_typer(plan_app, name="plan")
 app.command()(calibrate)
 app.command()(top)
 eval_app.command("sparse")(sparse)
+bench_app.command("pair")(pair)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Url = Annotated[str, typer.Option(help="Base URL of the gateway.")]
@@ -249,6 +251,25 @@ def model_pull(
     from deploy.models import pull_model
 
     pull_model(name, cache_dir=cache_dir)
+
+
+@model_app.command("random")
+def model_random(
+    target: Annotated[Path, typer.Argument(help="Folder to write; --model takes it.")],
+    shape: Annotated[
+        str, typer.Option(help="Whose shape: llama-3.1-8b, tiny, and others; an unknown one lists.")
+    ],
+    seed: Annotated[int, typer.Option(min=0, help="What the weights are drawn from.")] = 0,
+) -> None:
+    """Makes a model of a known shape with random weights, to measure speed with.
+
+    The folder holds the shape, a tokenizer and a seed: workers draw the weights on their own device
+    in seconds. Two workers draw the same ones from one seed on devices of one kind with one version
+    of PyTorch, and refuse to be a pair otherwise. The text of such a model is noise.
+    """
+    from deploy.models import write_random
+
+    write_random(target, shape=shape, seed=seed)
 
 
 @model_app.command("list")

@@ -27,20 +27,32 @@ def transfer(
     transports: Annotated[
         str, typer.Option(help="Transports, separated by commas; all that work here.")
     ] = "",
+    memory: Annotated[
+        str, typer.Option(help="host, or device: from one GPU's memory to another's, by nixl.")
+    ] = "host",
     repeats: Repeats = 5,
     as_json: Json = False,
 ) -> None:
     """GB/s of every transport between two processes, beside a bare copy in memory; arms alternate.
 
-    Every byte of a first transfer is compared before anything is timed.
+    Every byte of a first transfer is compared before anything is timed. With device memory the
+    bare copy goes from GPU to GPU within one process, and `nixl push` is the time in which bytes
+    were under way; `nixl` is, as always, a whole transfer with its greeting and its end.
 
-    JSON keys: sizes (each mib, gbps, share_of_copy, ratio_to_grpc), parity, rejected, allocator,
-    chunk_bytes, command, commit, hardware, threads.
+    JSON keys: sizes (each mib, gbps, share_of_copy, ratio_to_grpc), parity, rejected, memory (kind;
+    sender, receiver and topology of devices), allocator, chunk_bytes, command, commit, hardware,
+    threads.
     """
     from deploy.bench_transfer import parse_sizes, run_transfer
 
     names = [name.strip() for name in transports.split(",") if name.strip()]
-    run_transfer(sizes=parse_sizes(sizes), transports=names, repeats=repeats, as_json=as_json)
+    run_transfer(
+        sizes=parse_sizes(sizes),
+        transports=names,
+        memory=memory,
+        repeats=repeats,
+        as_json=as_json,
+    )
 
 
 @bench_app.command("gateway")

@@ -57,6 +57,12 @@ def local_prefill_flags(config: UpConfig, *, role: str) -> tuple[str, ...]:
     return ("--local-prefill-tokens", str(longest))
 
 
+def device_flags(config: UpConfig, *, role: str, index: int) -> tuple[str, ...]:
+    """Where one worker runs; without flags its settings count."""
+    gpus = config.prefill_gpus if role == "prefill" else config.decode_gpus
+    return ("--device", f"cuda:{gpus[index % len(gpus)]}") if gpus else ()
+
+
 def worker_specs(
     config: UpConfig, *, cores: int, settings_file: Path | None = None
 ) -> list[RoleSpec]:
@@ -75,6 +81,7 @@ def worker_specs(
                 "--admin-port", str(admin + index if admin else 0),
                 "--model", config.model,
                 "--threads", str(threads_per_worker(config, role=role, cores=cores)),
+                *device_flags(config, role=role, index=index),
                 *local_prefill_flags(config, role=role),
                 *_common_flags(config, settings_file),
             ),

@@ -19,6 +19,11 @@ class UpConfig:
     worker takes it; 0: what [decode] says, and any prompt where there are no prefill workers."""
     model: str = "smollm2"
     """Catalog name, folder, hub id or GGUF file, the same for every role."""
+    prefill_gpus: tuple[int, ...] = ()
+    """GPUs of the prefill workers by CUDA's number, as 0 or 0,1: workers take them in turn, and
+    again from the first; empty: the device that [prefill] names."""
+    decode_gpus: tuple[int, ...] = ()
+    """The same of the decode workers; with one GPU for each role a pair needs two."""
     cache_dir: Path | None = None
     """Model cache; none means TANDEM_CACHE_DIR or ~/.cache/tandem."""
     redis_url: str = ""
@@ -57,6 +62,8 @@ class UpConfig:
                 "least one worker, which may read prompts itself; give --decode 1 or more, and "
                 "--prefill 0 or more"
             )
+        if min((*self.prefill_gpus, *self.decode_gpus), default=0) < 0:
+            raise ConfigError("prefill_gpus and decode_gpus: give numbers from 0, as 0,1")
         if self.local_prefill_tokens < 0:
             raise ConfigError(
                 f"up setting local_prefill_tokens is {self.local_prefill_tokens}; give 0 or more"

@@ -19,12 +19,13 @@ _GRPC_FAMILY = (
 )
 _GENCODE = re.compile(r"^# Protobuf Python Version: ([\d.]+)", re.MULTILINE)
 
-# distribution, module to import, what a later version takes it for
+# distribution, module to import, what it is taken for
 _OPTIONAL = (
     ("triton", "triton", "CUDA kernels of our own"),
     ("nvidia-ml-py", "pynvml", "GPU topology"),
-    ("flash-attn-4", "flash_attn", "exact prefill on Hopper"),
-    ("flashinfer-python", "flashinfer", "paged decode kernels"),
+    ("flash-attn-4", "flash_attn.cute", "exact prefill attention on a GPU"),
+    ("flash-attn", "flash_attn.flash_attn_interface", "the same, where it was built"),
+    ("flashinfer-python", "flashinfer", "prefill attention; dense decode on request"),
     ("opentelemetry-sdk", "opentelemetry", "traces"),
 )
 
@@ -94,7 +95,7 @@ def _protobuf() -> Finding:
 def _optional(distribution: str, module: str, gives: str) -> Finding:
     version = installed_version(distribution)
     name = f"optional: {distribution}"
-    if version is None and importlib.util.find_spec(module) is None:
+    if version is None and not _is_there(module):
         return Finding(
             name, Status.NOTE, f"not installed ({gives})", "nothing: this version does without it"
         )
@@ -106,6 +107,14 @@ def _optional(distribution: str, module: str, gives: str) -> Finding:
             name, Status.NOTE, f"{version} cannot be imported: {reason}", "reinstall or remove it"
         )
     return Finding(name, Status.OK, f"{version} ({gives})")
+
+
+def _is_there(module: str) -> bool:
+    """Whether a module can be found; what holds it may be absent or broken itself."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`tandem model pull|list`: the models on this machine."""
+"""`tandem model pull|random|list`: the models on this machine."""
 
 import json
 from collections.abc import Iterator
@@ -9,10 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from shared.errors import ConfigError
 from shared.model.catalog import list_models as catalog_models
 from shared.model.catalog import pull
 from shared.model.progress import Progress as Report
 from shared.model.progress import ProgressFn
+from shared.model.random_folder import save_drawn_model
+from shared.model.shapes import shape_named
 
 _MB = 1e6
 _PERCENT_STEP = 10
@@ -28,6 +31,18 @@ def pull_model(name: str, *, cache_dir: Path | None) -> None:
     with _progress(console, name) as report:
         folder = pull(name, cache_dir=cache_dir, progress=report)
     print(folder)
+
+
+def write_random(target: Path, *, shape: str, seed: int) -> None:
+    """Writes a model folder of a known shape whose weights are drawn from a seed; prints its path.
+
+    Raises:
+        ConfigError: no such shape, or something is at the path.
+    """
+    config = shape_named(shape)
+    if target.exists():
+        raise ConfigError(f"{target} exists: a model folder is not written over; name another one")
+    print(save_drawn_model(target, config, seed=seed))
 
 
 def list_models(*, cache_dir: Path | None, as_json: bool) -> None:

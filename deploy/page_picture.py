@@ -10,8 +10,27 @@ from shared.errors import ConfigError
 from shared.types.page_summary import PageSummary
 
 
+def check_file(png: Path, *, flag: str) -> None:
+    """Says before any work what would keep a picture from being drawn into a file.
+
+    Args:
+        png: the file.
+        flag: what named it.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the folder is.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(
+            f"{flag} needs matplotlib, which is not installed: install Tandem's extra eval, or "
+            "take --json and draw elsewhere"
+        )
+    if not png.parent.is_dir():
+        raise ConfigError(f"{flag} {png}: there is no folder {png.parent}; create it first")
+
+
 def check_drawing(png: Path | None, *, layer: int | None, max_tokens: int) -> None:
-    """Says before any work what would keep a picture from being drawn.
+    """Says before any work what would keep a layer's picture from being drawn.
 
     Raises:
         ConfigError: matplotlib is missing, the folder is, or there is nothing to draw.
@@ -20,13 +39,7 @@ def check_drawing(png: Path | None, *, layer: int | None, max_tokens: int) -> No
         if layer is not None:
             raise ConfigError("--layer chooses the layer of a picture: give --png FILE as well")
         return
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(
-            "--png needs matplotlib, which is not installed: install Tandem's extra eval, or "
-            "take --json and draw elsewhere"
-        )
-    if not png.parent.is_dir():
-        raise ConfigError(f"--png {png}: there is no folder {png.parent}; create it first")
+    check_file(png, flag="--png")
     if max_tokens == 1:
         raise ConfigError("--png needs a decode step to draw: give --max-tokens 2 or more")
 

@@ -49,7 +49,7 @@ class ServiceRate:
     def _advance(self) -> None:
         now = self._clock()
         passed, self._seen = now - self._seen, now
-        # A worker computes one prompt at a time; more prompts than workers do not run faster.
+        # A worker computes one pass at a time; more prompts than workers do not keep it busier.
         working = self._in_service
         if working > 1:
             working = min(working, max(1, self._workers()))

@@ -219,8 +219,11 @@ class PrefillApp:
             self._parts.lanes.pairs.refresh_metrics()
 
     def _facts(self) -> dict[str, object]:
-        """What health tells beside readiness: the transports to each decode worker."""
-        return {} if self._parts is None else {"pairs": self._parts.lanes.describe()}
+        """What health tells beside readiness: where KV waits, and how it gets to whom."""
+        parts = self._parts
+        if parts is None:
+            return {}
+        return {"kv_memory": parts.memory.facts, "pairs": parts.lanes.describe()}
 
     async def _stall_changed(self, healthy: bool) -> None:  # noqa: FBT001  the value is the argument
         if self._drain_task is not None or self._rpc is None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError
+from shared.types.memory_kind import check_memory
 
 MIB = 1 << 20
 
@@ -64,12 +65,22 @@ class PrefillConfig:
     """Prompt tokens that run through a layer at once on a CPU."""
     device_chunk_tokens: int = 16384
     """The same on a CUDA device, where a block's activations take 90 KB a token at the 8B shape."""
+    pack_tokens: int = 0
+    """Most prompt tokens that short prompts which wait together fill one pass with on a CPU, whose
+    cores one prompt keeps busy; a longer prompt goes alone; 0 computes one prompt at a time."""
+    device_pack_tokens: int = 4096
+    """The same on a CUDA device, which a prompt of some hundred tokens leaves mostly idle."""
+    pack_prompts: int = 32
+    """Most prompts of one pass."""
     queue_tokens: int = 65536
     """Prompt tokens that may wait; more are turned away with queue_full."""
     transports: tuple[str, ...] = ("grpc",)
     """Transports this worker may use, best first: nixl (extra nixl) and grpc."""
     require_transport: str = ""
     """Use only this transport: no start without it, no handoff that it cannot carry; empty: all."""
+    kv_memory: str = "auto"
+    """Memory that KV is sent from: device (the GPU's, which nixl reads directly), host, or auto
+    (device where the model is on CUDA and nixl works). Alike on both ends of a pair."""
     faults: tuple[str, ...] = ()
     """Exercise only: faults made on purpose in transfers of KV, as kill@ack=0.01, seed=7. Kinds are
     drop, delay:SECONDS, duplicate, corrupt, truncate and kill; moments are hello, grant, first,
@@ -81,9 +92,10 @@ class PrefillConfig:
     delivery_tries: int = 3
     """Deliveries of one KV cache before its handoff fails."""
     buffer_bytes: int = 2048 * MIB
-    """Host bytes of KV on its way or held for a resend; a prompt waits for room in it."""
+    """Bytes of KV on its way or held for a resend, in host memory or, taken at the start, in the
+    GPU's; a prompt waits for room in it."""
     sealed_bytes: int = 1024 * MIB
-    """Host bytes of delivered KV held for a resend; the oldest is dropped first."""
+    """Bytes of it that delivered KV may hold for a resend; the oldest is dropped first."""
     sealed_lease_s: float = 30.0
     """Seconds that delivered KV is held for a resend, unless renewed."""
     stall_s: float = 10.0
@@ -100,12 +112,14 @@ class PrefillConfig:
 
     def __post_init__(self) -> None:
         self._require(("chunk_tokens", "device_chunk_tokens", "queue_tokens"), low=1)
-        self._require(("delivery_tries", "buffer_bytes"), low=1)
+        self._require(("delivery_tries", "buffer_bytes", "pack_prompts"), low=1)
+        self._require(("pack_tokens", "device_pack_tokens"), low=0)
         self._require(("port", "admin_port", "threads", "max_model_len", "sealed_bytes"), low=0)
         self._require(("stall_exit_s", "drain_s"), low=0)
         for name in ("reserve_wait_s", "rpc_timeout_s", "sealed_lease_s", "stall_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"prefill setting {name} must be above 0 seconds; raise it")
+        check_memory("prefill", self.kv_memory)
         if not self.transports:
             raise ConfigError("prefill setting transports is empty; name at least one, like grpc")
         if self.log_format not in {"auto", "json", "text"}:

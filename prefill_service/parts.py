@@ -1,14 +1,18 @@
 """The parts of a prefill engine, joined once the model is in memory; names concrete classes."""
 
+from dataclasses import replace
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
 from prefill_service.config import PrefillConfig
+from prefill_service.engine.batcher import PackLimits
 from prefill_service.engine.compute import ComputeThread
 from prefill_service.engine.courier import DeliveryPolicy
+from prefill_service.engine.device_slab import DeviceSlabs
 from prefill_service.engine.engine import PrefillEngine
 from prefill_service.engine.held import HeldStore
+from prefill_service.engine.host_slab import HostSlabs
 from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from prefill_service.engine.recorder import MetricsRecorder
 from prefill_service.engine.runner import PrefillRunner
@@ -24,6 +28,8 @@ from shared.discovery.address_guard import AddressGuard
 from shared.errors import ConfigError
 from shared.grammar.compiler import GrammarCompiler
 from shared.kv.geometry import KvGeometry
+from shared.kv.slab_layout import aligned
+from shared.kv_memory.tensor_memory import TensorMemory
 from shared.model.probe import AttentionChoice
 from shared.model.weights import LoadedModel
 from shared.rpc.tls import PeerTls
@@ -31,7 +37,10 @@ from shared.telemetry.certificates import Certificates
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.transport.base import LocalEndpoint
 from shared.transport.hello import Peer
+from shared.transport.memory_choice import MemoryChoice, choose_memory
 from shared.transport.topology import read_topology
+from shared.types.memory_kind import MemoryKind
+from shared.types.topology import Topology
 from shared.types.worker_info import WorkerInfo
 
 
@@ -117,11 +126,31 @@ class Parts:
             tls=tls,
             guard=AddressGuard(config.worker_networks),
         )
-        place = read_topology(config.device)
-        own = Peer(model=self.model, incarnation=owner.incarnation, place=place)
-        self.lanes = open_lanes(config, own, tls=tls, registry=owner.registry, endpoint=endpoint)
-        self.engine = PrefillEngine(self._services(config, geometry=model.geometry(), owner=owner))
-        self.info = WorkerInfo(
+        held = HeldStore(
+            buffer_bytes=config.buffer_bytes,
+            sealed_bytes=config.sealed_bytes,
+            lease_s=config.sealed_lease_s,
+        )
+        self.memory = _memory(config, local=endpoint is not None)
+        buffer = _buffer(config, self.memory)
+        self.slabs = self._slabs(buffer, geometry=model.geometry(), held=held)
+        place = replace(read_topology(config.device), kv_memory=self.memory.kind.value)
+        self.lanes = open_lanes(
+            config,
+            Peer(model=self.model, incarnation=owner.incarnation, place=place),
+            tls=tls,
+            registry=owner.registry,
+            endpoint=endpoint,
+            memory=buffer,
+        )
+        self.engine = PrefillEngine(self._services(config, held=held, owner=owner))
+        self.info = self._info(loaded, attention=attention, owner=owner, place=place)
+
+    def _info(
+        self, loaded: LoadedModel, *, attention: AttentionChoice, owner: Owner, place: Topology
+    ) -> WorkerInfo:
+        config = owner.config
+        return WorkerInfo(
             role="prefill",
             capabilities=CAPABILITIES,
             worker_id=owner.worker_id,
@@ -140,23 +169,31 @@ class Parts:
             topology=place,
         )
 
-    def _services(self, config: PrefillConfig, *, geometry: KvGeometry, owner: Owner) -> Services:
-        speed = SpeedMeter()
+    def _slabs(
+        self, buffer: TensorMemory | None, *, geometry: KvGeometry, held: HeldStore
+    ) -> HostSlabs | DeviceSlabs:
+        executor = self.compute.checksums
+        if buffer is None:
+            return HostSlabs(geometry, executor=executor)
+        return DeviceSlabs(buffer, geometry=geometry, executor=executor, make_room=held.make_room)
+
+    def _services(self, config: PrefillConfig, *, held: HeldStore, owner: Owner) -> Services:
+        speed, on_cuda = SpeedMeter(), self.runner.device.type == "cuda"
         return Services(
             compute=self.compute,
             planner=self.planner,
             model=self.model,
-            geometry=geometry,
+            slabs=self.slabs,
             links=Links(peer=self.client, pairs=self.lanes.pairs),
             policy=DeliveryPolicy(
                 tries=config.delivery_tries, reserve_wait_s=config.reserve_wait_s
             ),
             queue=TokenQueue(config.queue_tokens, speed=speed),
-            held=HeldStore(
-                buffer_bytes=config.buffer_bytes,
-                sealed_bytes=config.sealed_bytes,
-                lease_s=config.sealed_lease_s,
+            pack=PackLimits(
+                tokens=config.device_pack_tokens if on_cuda else config.pack_tokens,
+                prompts=config.pack_prompts,
             ),
+            held=held,
             speed=speed,
             recorder=owner.recorder,
         )
@@ -165,12 +202,32 @@ class Parts:
         """Runs a first prompt, so that no caller pays for first-time work; blocks."""
         tokens = min(warm_up_tokens(self.info.device), self.limits.max_model_len - 1)
         warm_up(self.runner, planner=self.planner, tokens=tokens)
+        self.slabs.warm_up()
 
     async def close(self) -> None:
         """Ends the engine and drops every connection."""
         await self.engine.close()
         await self.client.close()
         await self.lanes.close()
+
+
+def _memory(config: PrefillConfig, *, local: bool) -> MemoryChoice:
+    """Where KV waits; within a decode worker it goes no further than that worker's slab."""
+    if local:
+        reason = "KV stays in this process"
+        return MemoryChoice(kind=MemoryKind.HOST, reason=reason, device=config.device)
+    required = config.require_transport
+    return choose_memory(
+        config.kv_memory,
+        device=config.device,
+        transports=(required,) if required else config.transports,
+    )
+
+
+def _buffer(config: PrefillConfig, memory: MemoryChoice) -> TensorMemory | None:
+    if memory.kind is MemoryKind.HOST:
+        return None
+    return TensorMemory(aligned(config.buffer_bytes), device=config.device)
 
 
 def _max_model_len(config: PrefillConfig, loaded: LoadedModel) -> int:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from decode_service.config import DecodeConfig
+from decode_service.engine.adoption import Adoption, HostAdoption
 from decode_service.engine.backends import DecodeBackend, make_runner, probe_decode
+from decode_service.engine.device_adoption import DeviceAdoption
 from decode_service.engine.drift import DriftCheck, DriftWatch
 from decode_service.engine.engine import DecodeEngine, StepRunner
 from decode_service.engine.handoffs import ReservationLimits
@@ -23,6 +25,7 @@ from decode_service.sparsity.registry import policy_for
 from shared.grammar.compiler import GrammarCompiler
 from shared.model.weights import LoadedModel
 from shared.tokenizer.tokenizer import Tokenizer
+from shared.types.memory_kind import MemoryKind
 from shared.types.model_identity import ModelIdentity
 
 
@@ -142,12 +145,18 @@ def _intake(
     verifier = ManifestVerifier(
         memory.cache, identity=memory.capacity.identity, vocab_size=vocab_size
     )
+    adoption: Adoption
+    if memory.landing.kind is MemoryKind.HOST:
+        adoption = HostAdoption(memory.cache, engine=engine, verifier=verifier)
+    else:
+        adoption = DeviceAdoption(memory.cache, verifier=verifier)
     return Intake(
         table,
         slab=memory.slab,
         cache=memory.cache,
         engine=engine,
         verifier=verifier,
+        adoption=adoption,
         clock=time.monotonic,
         commit_wait_s=config.commit_wait_s,
     )

@@ -1,16 +1,22 @@
 """Chooses how a step is computed, and says why each of the other ways was not.
 
-Two are there: `torch`, row by row, on any device and for every policy; and `triton`, whole batches
-by kernels, for the rows of `batched/row_plan.py`. With the second the first serves the rest.
+Three are there: `torch`, row by row, on any device and for every policy; `triton`, whole batches by
+kernels of ours, for the rows of `batched/row_plan.py`, while the first serves the rest; and
+`flashinfer`, the same but for layers that read everything and choose nothing, which that library
+computes. It is never chosen by itself: ours is faster wherever the two were measured.
 """
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.runner import DecodeRunner, ServingRunner
 from shared.errors import ConfigError
+from shared.model.library_attention import FLASHINFER_HEAD_SIZES, why_missing
 from shared.model.probe import AUTO, Rejection
 from shared.model.rope_config import RopeKind
 from shared.model.transformer import Transformer
@@ -21,7 +27,15 @@ HEAD_SIZES = (16, 32, 64, 128, 256)
 MOST_TOKENS = 262_144
 """Longest row whose pages the selection ranks."""
 
-_OTHERS = ("flashinfer", "flash_attn")
+FLASHINFER = "flashinfer"
+
+_SERVES = {
+    TRITON: "dense, delta; rows of other policies by torch",
+    FLASHINFER: "dense; layers that choose pages or read chosen ones by triton; "
+    "rows of other policies by torch",
+}
+_UNASKED_FLASHINFER = "slower than triton where both were measured; ask for it by name"
+_NO_FLASH_ATTN = Rejection("flash_attn", "no decode kernel of it is used: it was slower than ours")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,44 +54,61 @@ class DecodeBackend:
 
     def log_facts(self) -> dict[str, str]:
         """What a start-up line says of it."""
-        by_torch = "rows of other policies by torch"
         return {
             "attention": self.name,
-            "attention_serves": f"dense, delta; {by_torch}" if self.name == TRITON else "all rows",
+            "attention_serves": _SERVES.get(self.name, "all rows"),
             "attention_rejected": "; ".join(self.rejections),
         }
 
 
-def probe_decode(model: Transformer, *, max_tokens: int, requested: str = AUTO) -> DecodeBackend:
+def probe_decode(
+    model: Transformer,
+    *,
+    max_tokens: int,
+    requested: str = AUTO,
+    compare: Callable[[Transformer], str] | None = None,
+) -> DecodeBackend:
     """Picks the backend for a model where it is.
 
     Args:
         model: the decoder.
         max_tokens: longest context of a row.
         requested: `auto`, or a backend by name.
+        compare: says what is wrong with FlashInfer's results, or nothing; None: as in
+            `flashinfer_check.py`. Called only if it was asked for and could run.
 
     Raises:
         ConfigError: a backend was asked for by name that is unknown or cannot run here.
     """
-    reason = _against_triton(model, max_tokens=max_tokens)
-    others = tuple(Rejection(name, "no decode kernel of it is used yet") for name in _OTHERS)
-    refusals = {each.name: each.reason for each in others}
-    if reason:
-        refusals[TRITON] = reason
-    if requested in refusals:
+    known = (TRITON, FLASHINFER, TorchDecodeAttention.name)
+    if requested not in (AUTO, *known, _NO_FLASH_ATTN.name):
+        raise ConfigError(
+            f"attention backend {requested!r} is unknown: choose {AUTO}, {', '.join(known)}"
+        )
+    against_triton = _against_triton(model, max_tokens=max_tokens)
+    against_flashinfer = against_triton or _against_flashinfer(model)
+    if requested == FLASHINFER and not against_flashinfer:
+        against_flashinfer = (compare or _compared)(model)
+    refusals = {
+        TRITON: against_triton,
+        FLASHINFER: against_flashinfer,
+        _NO_FLASH_ATTN.name: _NO_FLASH_ATTN.reason,
+    }
+    if refusals.get(requested):
         raise ConfigError(
             f"attention backend {requested!r} cannot run here: {refusals[requested]}; "
             f"use {AUTO!r} or {TorchDecodeAttention.name!r}"
         )
-    if requested not in {AUTO, TRITON, TorchDecodeAttention.name}:
-        raise ConfigError(
-            f"attention backend {requested!r} is unknown: choose {AUTO}, {TRITON} or "
-            f"{TorchDecodeAttention.name}"
-        )
-    if reason or requested == TorchDecodeAttention.name:
-        against = Rejection(TRITON, reason or "torch was asked for")
-        return DecodeBackend(name=TorchDecodeAttention.name, rejected=(against, *others))
-    return DecodeBackend(name=TRITON, rejected=others)
+    chosen = requested
+    if requested == AUTO:
+        chosen = TorchDecodeAttention.name if against_triton else TRITON
+    unasked = {TRITON: f"{requested} was asked for", FLASHINFER: _UNASKED_FLASHINFER}
+    rejected = tuple(
+        Rejection(name, reason or unasked[name])
+        for name, reason in refusals.items()
+        if name != chosen
+    )
+    return DecodeBackend(name=chosen, rejected=rejected)
 
 
 def make_runner(
@@ -98,12 +129,22 @@ def make_runner(
         max_tokens: longest context of a row.
     """
     by_row = DecodeRunner(model, cache, attention=TorchDecodeAttention())
-    if backend.name != TRITON:
+    if backend.name not in (TRITON, FLASHINFER):
         return by_row
     # Triton is an extra of GPU workers, so nothing imports it before it was chosen.
+    from decode_service.engine.batched.dense_attention import (  # noqa: PLC0415
+        DenseMaker,
+        by_triton,
+        flashinfer_maker,
+    )
     from decode_service.engine.batched.runner import BatchRunner  # noqa: PLC0415
 
-    return BatchRunner(model, cache, by_row=by_row, max_batch=max_batch, max_tokens=max_tokens)
+    dense: DenseMaker = by_triton
+    if backend.name == FLASHINFER:
+        dense = flashinfer_maker(model.config, model.dtype, max_rows=max_batch, device=model.device)
+    return BatchRunner(
+        model, cache, by_row=by_row, max_batch=max_batch, max_tokens=max_tokens, dense=dense
+    )
 
 
 def _against_triton(model: Transformer, *, max_tokens: int) -> str:
@@ -127,3 +168,23 @@ def _against_triton(model: Transformer, *, max_tokens: int) -> str:
         ),
     )
     return next((text for wrong, text in reasons if wrong), "")
+
+
+def _against_flashinfer(model: Transformer) -> str:
+    """Why FlashInfer cannot serve a model that the kernels of ours can, or nothing, by its word."""
+    missing = why_missing("flashinfer", "flashinfer-python")
+    if missing is not None:
+        return f"{missing} (extra flashinfer)"
+    head_dim = model.config.head_dim
+    if head_dim not in FLASHINFER_HEAD_SIZES:
+        return f"head size {head_dim} is none of {', '.join(map(str, FLASHINFER_HEAD_SIZES))}"
+    if model.dtype not in (torch.bfloat16, torch.float16):
+        return f"its tensor cores take 16-bit types, and the model is {model.dtype}"
+    return ""
+
+
+def _compared(model: Transformer) -> str:
+    """See `flashinfer_check.py`, which imports Triton and with it is left alone until now."""
+    from decode_service.engine.flashinfer_check import flashinfer_fault  # noqa: PLC0415
+
+    return flashinfer_fault(model)

@@ -1,28 +1,24 @@
-"""From a landed slab to pages: wait for the seal, verify, copy between two steps, adopt.
+"""From a landed slab to pages: wait for the seal, verify, copy, adopt.
 
 A manifest that does not hold is refused and its handoff dropped; nothing is adopted in part.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
-import torch
-
+from decode_service.engine.adoption import Adoption
 from decode_service.engine.branches import branch_prompt, copy_tails
 from decode_service.engine.engine import DecodeEngine
 from decode_service.engine.grant_check import check_grant
 from decode_service.engine.handoffs import AdoptedKv, Reservation, stale
-from decode_service.engine.kv_cache import PagedKvCache, SequencePages
+from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.reservations import OPEN_TO_WRITES, ReservationTable
 from decode_service.engine.sequence import PromptKv
-from decode_service.engine.verify import ManifestVerifier, bytes_of
+from decode_service.engine.verify import ManifestVerifier
 from shared.kv.slab import Slab
 from shared.types.handoff import HandoffState
-from shared.types.kv_manifest import KvManifest, Segment, SegmentKind
-
-SCATTER_BYTES = 64 << 20
-"""Bytes copied between two decode steps; more would be felt as a pause by the running rows."""
+from shared.types.kv_manifest import KvManifest
 
 _COMMITTED = frozenset({HandoffState.COMMITTED})
 
@@ -34,13 +30,14 @@ class Intake:
         table: reservations.
         slab: where pushes landed.
         cache: pages.
-        engine: runs the copies between its steps.
+        engine: copies between its steps what several answers share.
         verifier: checks the manifests.
+        adoption: checks what landed and brings it into pages.
         clock: monotonic seconds.
         commit_wait_s: longest wait for the end of the push stream.
     """
 
-    def __init__(  # noqa: PLR0913  it joins the five parts of a handoff's end
+    def __init__(  # noqa: PLR0913  it joins the six parts of a handoff's end
         self,
         table: ReservationTable,
         *,
@@ -48,6 +45,7 @@ class Intake:
         cache: PagedKvCache,
         engine: DecodeEngine,
         verifier: ManifestVerifier,
+        adoption: Adoption,
         clock: Callable[[], float],
         commit_wait_s: float,
     ) -> None:
@@ -56,6 +54,7 @@ class Intake:
         self._cache = cache
         self._engine = engine
         self._verifier = verifier
+        self._adoption = adoption
         self._clock = clock
         self._commit_wait_s = commit_wait_s
         self._tasks: set[asyncio.Task[AdoptedKv]] = set()
@@ -64,6 +63,10 @@ class Intake:
     def num_tasks(self) -> int:
         """Commits in progress."""
         return len(self._tasks)
+
+    def warm_up(self) -> None:
+        """Does first-time work before the worker serves; blocks."""
+        self._adoption.warm_up()
 
     async def commit(
         self,
@@ -122,8 +125,8 @@ class Intake:
             surplus_tokens = granted.spec.kept_tokens - manifest.pruning.slots
             granted.pages = self._cache.shrink(granted.pages, surplus_tokens=surplus_tokens)
             lease = granted.lease
-            view = self._slab.view(lease.slot, lease.generation, 0, lease.nbytes)
-            layouts = await asyncio.to_thread(self._verifier.check_bytes, manifest, view)
+            landed = self._slab.locate(lease.slot, lease.generation, 0, lease.nbytes)
+            layouts = await self._adoption.adopt(manifest, landed=landed, pages=granted.pages)
             prompt = PromptKv(
                 pages=granted.pages,
                 layouts=tuple(layout.on(self._cache.device) for layout in layouts),
@@ -131,7 +134,6 @@ class Intake:
                 whole_layers=self._cache.whole_layers,
                 prompt_tokens=manifest.prompt_tokens,
             )
-            await self._scatter(manifest, view, granted.pages)
             adopted = AdoptedKv(
                 manifest=manifest,
                 branches=(prompt, *await self._branch(prompt, granted)),
@@ -150,37 +152,3 @@ class Intake:
             copy = partial(copy_tails, self._cache, prompt, others)
             await self._engine.between_steps(copy)
         return others
-
-    async def _scatter(self, manifest: KvManifest, view: memoryview, pages: SequencePages) -> None:
-        for batch in _batches(manifest):
-            await self._engine.between_steps(partial(self._copy, manifest, batch, view, pages))
-
-    def _copy(
-        self,
-        manifest: KvManifest,
-        batch: list[Segment],
-        view: memoryview,
-        pages: SequencePages,
-    ) -> None:
-        geometry = self._cache.geometry
-        dtype = getattr(torch, geometry.dtype)
-        for segment in batch:
-            flat = torch.frombuffer(bytes_of(segment, view), dtype=dtype)
-            slots = manifest.layouts[manifest.layer_layouts[segment.index]].slots
-            kv = flat.view(2, slots, geometry.num_kv_heads, geometry.head_dim)
-            self._cache.write_prompt(pages, layer=segment.index, keys_NGD=kv[0], values_NGD=kv[1])
-
-
-def _batches(manifest: KvManifest) -> Iterator[list[Segment]]:
-    batch: list[Segment] = []
-    size = 0
-    for segment in manifest.segments:
-        if segment.kind is not SegmentKind.KV:
-            continue
-        batch.append(segment)
-        size += segment.length
-        if size >= SCATTER_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

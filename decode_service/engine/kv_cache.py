@@ -44,6 +44,9 @@ class SequencePages:
     """Pages in layers 0..whole_layers-1."""
     rest: GroupPages
     """Pages in the other layers."""
+    free_since: torch.cuda.Event | None = None
+    """After what was enqueued for earlier rows of these pages; a stream that is not the engine's
+    waits for it before it writes. None where calls return when their work is done."""
 
     def of(self, group: LengthGroup) -> GroupPages:
         """Pages of one group."""
@@ -156,7 +159,15 @@ class PagedKvCache:
         if rest is None:
             front_pool.pages.free(front.pages)
             return None
-        return SequencePages(front=front, rest=rest)
+        return SequencePages(front=front, rest=rest, free_since=self._enqueued())
+
+    def _enqueued(self) -> torch.cuda.Event | None:
+        """Marks what the engine's stream has been given: a step for a row that is over included."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.default_stream(self.device))
+        return event
 
     def could_fit(self, *, front_tokens: int, rest_tokens: int) -> bool:
         """Whether an empty cache would have room for the row."""

@@ -1,6 +1,6 @@
 """The memory of a worker, allocated once at its start: KV pages and the landing slab."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from decode_service.config import DecodeConfig
 from decode_service.engine.admission import Capacity
@@ -8,7 +8,9 @@ from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.sizing import CacheSize, size_cache
 from shared.kv.slab import Slab
 from shared.model.weights import LoadedModel
+from shared.transport.memory_choice import MemoryChoice, choose_memory
 from shared.transport.probe_ground import SPARE_BYTES
+from shared.types.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +23,26 @@ class WorkerMemory:
     """KV pages."""
     slab: Slab
     """Landing slab."""
+    landing: MemoryChoice
+    """Kind of its memory."""
     capacity: Capacity
     """What could be granted at most."""
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For health: where KV lands."""
+        return {"kv_memory": self.landing.facts}
+
+    def placed(self, place: Topology) -> Topology:
+        """A place that tells in which memory KV lands."""
+        return replace(place, kv_memory=self.landing.kind.value)
 
 
 def allocate(config: DecodeConfig, loaded: LoadedModel) -> WorkerMemory:
     """Allocates it as the settings say.
 
     Raises:
-        ConfigError: not even one page or one byte of slab.
+        ConfigError: not even one page or one byte of slab, or the device has no such memory.
     """
     model = loaded.model
     size = size_cache(
@@ -48,7 +61,13 @@ def allocate(config: DecodeConfig, loaded: LoadedModel) -> WorkerMemory:
         device=config.device,
         poison=config.poison,
     )
-    slab = Slab(config.slab_bytes, spare_bytes=SPARE_BYTES)
+    required = config.require_transport
+    landing = choose_memory(
+        config.kv_memory,
+        device=config.device,
+        transports=(required,) if required else config.transports,
+    )
+    slab = Slab(config.slab_bytes, spare_bytes=SPARE_BYTES, allocate=landing.allocator)
     longest = model.config.max_position
     capacity = Capacity(
         identity=model.identity(config.model_name or loaded.name),
@@ -59,4 +78,4 @@ def allocate(config: DecodeConfig, loaded: LoadedModel) -> WorkerMemory:
         pages_rest=size.pages_rest,
         slab_bytes=slab.total_bytes,
     )
-    return WorkerMemory(size=size, cache=cache, slab=slab, capacity=capacity)
+    return WorkerMemory(size=size, cache=cache, slab=slab, landing=landing, capacity=capacity)

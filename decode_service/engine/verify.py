@@ -8,15 +8,13 @@ import struct
 from collections.abc import Sequence
 from enum import Enum
 
-import torch
-
 from decode_service.engine.handoffs import ReserveSpec
 from decode_service.engine.kv_cache import PagedKvCache
+from decode_service.engine.landed import LandedBytes
 from decode_service.sparsity.layouts import KvLayout
 from shared.errors import InvalidRequestError, ManifestError
-from shared.kv.checksum import crc32
 from shared.kv.slab_layout import SlabLayout
-from shared.types.kv_manifest import KvManifest, PositionKind, Segment, SegmentKind
+from shared.types.kv_manifest import KvManifest, PositionKind, Segment, SegmentCheck, SegmentKind
 from shared.types.model_identity import ModelIdentity
 
 
@@ -29,6 +27,7 @@ class RejectReason(Enum):
     LAYOUT = "manifest.layouts"
     SEGMENTS = "manifest.segments"
     CHECKSUM = "manifest.segments.crc32"
+    SUM = "manifest.segments.sum64"
     POSITIONS = "manifest.positions"
     PROMPT_HASH = "manifest.prompt_hash"
     FIRST_TOKENS = "manifest.first_tokens"
@@ -83,22 +82,24 @@ class ManifestVerifier:
         self._check_layout(manifest, spec)
         self._check_tokens(manifest, spec, prompt_ids)
 
-    def check_bytes(self, manifest: KvManifest, slab: memoryview) -> tuple[KvLayout, ...]:
-        """Checksums and positions; returns the layouts, which share no memory with the slab.
+    def check_bytes(self, manifest: KvManifest, landed: LandedBytes) -> tuple[KvLayout, ...]:
+        """Sums and positions; returns the layouts, which share no memory with the slab.
 
         Raises:
             ManifestError: with the reason as its `param`.
         """
-        for segment in manifest.segments:
-            if crc32(bytes_of(segment, slab)) != segment.crc32:
+        by_crc32 = manifest.check is SegmentCheck.CRC32
+        sums = landed.sums(manifest.segments, manifest.check)
+        for segment, found in zip(manifest.segments, sums, strict=True):
+            if found != (segment.crc32 if by_crc32 else segment.sum64):
                 raise rejected(
-                    RejectReason.CHECKSUM,
+                    RejectReason.CHECKSUM if by_crc32 else RejectReason.SUM,
                     f"{segment.kind.value} segment {segment.index} at byte {segment.offset} "
                     "has another checksum",
                 )
         shipped = {s.index: s for s in manifest.segments if s.kind is SegmentKind.POSITIONS}
         return tuple(
-            self._layout(manifest, index, shipped.get(index), slab)
+            self._layout(manifest, index, shipped.get(index), landed)
             for index in range(len(manifest.layouts))
         )
 
@@ -149,13 +150,12 @@ class ManifestVerifier:
             raise rejected(RejectReason.PROMPT_HASH, "the ids sent along have another hash")
 
     def _layout(
-        self, manifest: KvManifest, index: int, segment: Segment | None, slab: memoryview
+        self, manifest: KvManifest, index: int, segment: Segment | None, landed: LandedBytes
     ) -> KvLayout:
         spec = manifest.layouts[index]
         positions_RN = None
         if segment is not None:
-            flat = torch.frombuffer(bytes_of(segment, slab), dtype=torch.int32)
-            positions_RN = flat.reshape(-1, spec.slots).clone()
+            positions_RN = landed.positions(segment).reshape(-1, spec.slots).clone()
         try:
             layout = KvLayout.from_spec(
                 spec,
@@ -186,8 +186,3 @@ def _counts_hold(manifest: KvManifest, spec: ReserveSpec) -> bool:
 def hash_prompt(prompt_ids: Sequence[int]) -> str:
     """SHA-256 of token ids as little-endian uint32, hex."""
     return hashlib.sha256(struct.pack(f"<{len(prompt_ids)}I", *prompt_ids)).hexdigest()
-
-
-def bytes_of(segment: Segment, slab: memoryview) -> memoryview:
-    """A segment's part of a slab."""
-    return slab[segment.offset : segment.offset + segment.length]

@@ -42,11 +42,7 @@ class LandingGround:
         slab: Slab,
         incarnation: str,
     ) -> None:
-        self.probes = ProbeGround(
-            memoryview(slab.memory)[slab.total_bytes :],
-            offset=slab.total_bytes,
-            incarnation=incarnation,
-        )
+        self.probes = ProbeGround(slab.memory, offset=slab.total_bytes, incarnation=incarnation)
         self._writer = ProbedWriter(table, self.probes)
         landing = ProbedLanding(SlabLanding(table, slab), self.probes)
         known: Registry[Callable[[], NixlReceiver | None]] = Registry("transport")

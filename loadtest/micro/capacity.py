@@ -24,12 +24,13 @@ import torch
 from decode_service.engine.sizing import size_cache
 from loadtest.micro.capacity_fill import CapacityPlan, Requests, fill_worker
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels
-from loadtest.micro.models import MODEL_SHAPES, random_on_device, shape_named
+from loadtest.micro.models import random_on_device
 from loadtest.micro.step_shapes import TINY
 from shared.errors import ConfigError
 from shared.kv.geometry import pages_for
 from shared.model.config import ModelConfig
 from shared.model.profile import load_profile
+from shared.model.shapes import MODEL_SHAPES, shape_named
 from shared.model.transformer import Transformer
 from shared.types.methods import PruningParams, SparsityParams
 

@@ -7,8 +7,10 @@
 Weights and KV are random, of a model's shape. Logits are compared with the PyTorch path before
 anything is timed: a tiny model in float32 and bfloat16 over page edges, then the timed batch. The
 arms are steps of one engine and one way of capture, so their ratios compare methods: dense,
-DELTA, and where the case prunes, dense over the pruned prompt and both methods. Without a GPU the
-comparison of the tiny model alone runs, under Triton's interpreter (TRITON_INTERPRET=1).
+DELTA, and where the case prunes, dense over the pruned prompt and both methods. Where vLLM can be
+imported, its time between tokens of the same batch is taken in the same run (`--peer ""` leaves it
+out). Without a GPU the comparison of the tiny model alone runs, under Triton's interpreter
+(TRITON_INTERPRET=1).
 """
 
 import argparse
@@ -16,29 +18,35 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
 
-from loadtest.micro.gpu_facts import gpu_facts, require_kernels
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_cases import add_case_flags, named_cases
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
+from loadtest.micro.step_peer import StepPeer
 from loadtest.micro.step_rows import CaseRows
 from loadtest.micro.step_shapes import CASES, TINY, StepCase
-from loadtest.micro.step_times import against_bytes, time_parts, time_steps
+from loadtest.micro.step_times import against_bytes, mean_growth, time_parts, time_steps
+from loadtest.micro.vllm_peer import VLLM, VllmPeer
 from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer
 
 _EDGE_STEPS = 18
 
 
-def bench_steps(
+def bench_steps(  # noqa: PLR0913  what is timed, where, how often, and beside whom
     *,
     device: torch.device,
     only: str,
     repeats: int,
     progress: Callable[[str], None],
+    peer: str = VLLM,
+    vllm: VllmPeer | None = None,
     cases: Mapping[str, StepCase] = CASES,
 ) -> dict[str, Any]:
     """Compares, then times.
@@ -48,11 +56,13 @@ def bench_steps(
         only: part of the names of the cases to time.
         repeats: turns of each arm.
         progress: is told what happens, one line at a time.
+        peer: vllm, where it can be imported; empty leaves it out.
+        vllm: an engine that runs already and is ended here.
         cases: what there is to time, by name.
 
     Returns:
-        JSON: `tiny` (errors by type and arm), `cases` (errors, times, bytes and parts by arm, or
-        `failed`: what was wrong), and where it was taken.
+        JSON: `tiny` (errors by type and arm), `cases` (errors, times, bytes and parts by arm, vllm,
+        bounds; or `failed`: what was wrong), and where it was taken.
 
     Raises:
         ConfigError: the CPU without Triton's interpreter, or no case of that name.
@@ -63,22 +73,41 @@ def bench_steps(
     chosen = {name: case for name, case in cases.items() if only in name}
     if not chosen:
         raise ConfigError(f"no case has {only!r} in its name; run without --only to see them all")
-    tiny = {}
-    for dtype in (torch.float32, torch.bfloat16) if on_gpu else (torch.float32,):
-        name = str(dtype).removeprefix("torch.")
-        tiny[name] = check_tiny(device=device, dtype=dtype, steps=_EDGE_STEPS if on_gpu else 2)
-        progress(f"tiny model in {name}: errors {tiny[name]}")
+    if peer not in {"", VLLM}:
+        raise ConfigError(f"no peer {peer!r}: vllm, or empty for none")
     timed = chosen if on_gpu else {}
-    found: dict[str, Any] = {}
-    for name, case in timed.items():
-        try:
-            found[name] = time_case(case, device=device, repeats=repeats, progress=progress)
-        except (InternalError, torch.OutOfMemoryError) as error:
-            # The other cases still say something; the exit code tells of this one.
-            found[name] = {"failed": str(error)}
-            progress(f"{name}: {error}")
+    beside = StepPeer(
+        timed,
+        device=device,
+        given=vllm,
+        wanted=peer == VLLM,
+        progress=progress,
+        growth=mean_growth(repeats),
+    )
+    with closing(beside):
+        tiny = _check_types(device, progress=progress)
+        found: dict[str, Any] = {}
+        for name, case in timed.items():
+            ours = partial(time_case, case, device=device, repeats=repeats, progress=progress)
+            try:
+                found[name] = beside.beside(name, ours)
+            except (InternalError, torch.OutOfMemoryError) as error:
+                # The other cases still say something; the exit code tells of this one.
+                found[name] = {"failed": str(error)}
+                progress(f"{name}: {error}")
     facts = gpu_facts("loadtest.micro.decode_step", device)
     return {"benchmark": "decode_step", "tiny": tiny, "cases": found, **facts}
+
+
+def _check_types(device: torch.device, *, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Errors of the tiny model by type; see `check_tiny`."""
+    on_gpu = device.type == "cuda"
+    found: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16) if on_gpu else (torch.float32,):
+        name = str(dtype).removeprefix("torch.")
+        found[name] = check_tiny(device=device, dtype=dtype, steps=_EDGE_STEPS if on_gpu else 2)
+        progress(f"tiny model in {name}: errors {found[name]}")
+    return found
 
 
 def check_tiny(
@@ -158,6 +187,11 @@ def _print(result: dict[str, Any]) -> None:
             continue
         print(f"{name}\n  step: {_in_words(case['step_ms'])}")
         print(f"  device: {_in_words(case['device_ms'])}")
+        if case[VLLM]["used"]:
+            print(f"  vllm: {case[VLLM]['step_ms']['median']:.3f} ms ({case[VLLM]['order']})")
+        for bound, asked in case["bounds"].items():
+            verdict = "met" if asked["met"] else "MISSED"
+            print(f"  {bound}: {asked['value']:.3f}, at least {asked['at_least']}: {verdict}")
         for arm, reads in case["arms"].items():
             parts = reads["parts_ms"]
             text = ", ".join(
@@ -177,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="part of the names of the cases to time")
     add_case_flags(parser)
     parser.add_argument("--repeats", type=int, default=12, help="turns of each arm")
+    parser.add_argument("--peer", default=VLLM, help="vllm; empty leaves it out")
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args(arguments)
     try:
@@ -184,7 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             device=torch.device(given.device),
             only=given.only,
             repeats=given.repeats,
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
+            progress=told_with_time(),
+            peer=given.peer,
             cases=named_cases(given.shape, batch=given.batch, contexts=given.context),
         )
     except ConfigError as error:
@@ -193,7 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(result))
     else:
         _print(result)
-    if any("failed" in case for case in result["cases"].values()):
+    cases = result["cases"].values()
+    if any("failed" in case or "failed" in case[VLLM] for case in cases):
         sys.exit(1)
 
 

@@ -26,9 +26,10 @@ from loadtest.micro.generation_parity import check_generation
 from loadtest.micro.generation_rows import GenerationPlan, generation_of
 from loadtest.micro.generation_times import time_generations
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels
-from loadtest.micro.models import MODEL_SHAPES, random_on_device
+from loadtest.micro.models import random_on_device
 from loadtest.micro.step_shapes import TINY
 from shared.errors import ConfigError
+from shared.model.shapes import MODEL_SHAPES
 from shared.types.methods import PruningParams, SparsityParams
 
 SHAPE, BATCH, PROMPT_TOKENS, CONTEXT = "r1-qwen-1.5b", 64, 16, 18_432

@@ -10,12 +10,12 @@ from decode_service.engine.handoffs import Reservation
 from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.sequence import Sequence
 from decode_service.engine.sizing import size_cache
-from loadtest.micro.models import shape_named
 from loadtest.micro.worker_room import RequestSize, WorkerRoom
 from shared.errors import ConfigError, InternalError
 from shared.kv.geometry import PAGE_SIZE, pages_for
 from shared.model.config import ModelConfig
 from shared.model.profile import load_profile
+from shared.model.shapes import shape_named
 from shared.model.transformer import Transformer
 from shared.types.methods import PruningParams, SparsityParams
 

@@ -4,6 +4,8 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,16 @@ def require_kernels(device: torch.device) -> None:
         raise ConfigError("PyTorch sees no CUDA device on this machine: use --device cpu")
     if device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise ConfigError("without a GPU the interpreter runs kernels: set TRITON_INTERPRET=1")
+
+
+def told_with_time() -> Callable[[str], None]:
+    """Prints lines on standard error with the seconds since now: GPU time is counted."""
+    started = time.monotonic()
+
+    def told(text: str) -> None:
+        print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    return told
 
 
 def gpu_facts(module: str, device: torch.device) -> dict[str, Any]:

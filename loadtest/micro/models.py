@@ -1,124 +1,49 @@
-"""Models that benches of kernels run: the shape of one that exists, weights at random."""
+"""Models that benches of kernels run, weights at random."""
 
 from dataclasses import fields, replace
+from enum import StrEnum
 
 import torch
 
-from shared.errors import ConfigError
 from shared.model.config import ModelConfig
 from shared.model.layers import LayerWeights
 from shared.model.random import random_tensors
-from shared.model.rope_config import RopeConfig, RopeKind
 from shared.model.state import build_transformer
 from shared.model.transformer import Transformer
 
-_LLAMA3 = RopeConfig(kind=RopeKind.LLAMA3, theta=500_000.0, factor=8.0, original_max_position=8192)
-
-MODEL_SHAPES: dict[str, ModelConfig] = {
-    "llama-3.1-8b": ModelConfig(
-        family="llama",
-        vocab_size=128_256,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-5,
-        max_position=131_072,
-        rope=_LLAMA3,
-    ),
-    "llama-3.2-3b": ModelConfig(
-        family="llama",
-        vocab_size=128_256,
-        hidden_size=3072,
-        intermediate_size=8192,
-        num_layers=28,
-        num_heads=24,
-        num_kv_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-5,
-        tie_embeddings=True,
-        max_position=131_072,
-        rope=_LLAMA3,
-    ),
-    "mistral-nemo-12b": ModelConfig(
-        family="mistral",
-        vocab_size=131_072,
-        hidden_size=5120,
-        intermediate_size=14_336,
-        num_layers=40,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-5,
-        max_position=131_072,
-        rope=RopeConfig(theta=1_000_000.0),
-    ),
-    "r1-qwen-1.5b": ModelConfig(
-        family="qwen2",
-        vocab_size=151_936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_layers=28,
-        num_heads=12,
-        num_kv_heads=2,
-        head_dim=128,
-        qkv_bias=True,
-        max_position=131_072,
-        rope=RopeConfig(),
-    ),
-    "r1-qwen-7b": ModelConfig(
-        family="qwen2",
-        vocab_size=152_064,
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_layers=28,
-        num_heads=28,
-        num_kv_heads=4,
-        head_dim=128,
-        qkv_bias=True,
-        max_position=131_072,
-        rope=RopeConfig(),
-    ),
-    "smollm2-135m": ModelConfig(
-        family="llama",
-        vocab_size=49_152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        rms_norm_eps=1e-5,
-        tie_embeddings=True,
-        max_position=8192,
-        rope=RopeConfig(theta=100_000.0),
-    ),
-}
-"""Shapes by name; `r1-qwen` is DeepSeek-R1-Distill-Qwen, `smollm2-135m` the embedded model."""
+_UNIFORM = 1e-3
 
 
-def shape_named(name: str) -> ModelConfig:
-    """The shape of that name.
+class WeightSpread(StrEnum):
+    """How random weights are spread; a device at its power limit runs one faster than another.
 
-    Raises:
-        ConfigError: there is none.
+    `NORMAL` gives uneven attention and spread logits, as `random_model` does. `UNIFORM` is what
+    vLLM draws, the same for every tensor, norms included: within 1e-3 of 0.
     """
-    if name not in MODEL_SHAPES:
-        raise ConfigError(f"no model shape {name!r}; choose one of {', '.join(MODEL_SHAPES)}")
-    return MODEL_SHAPES[name]
+
+    NORMAL = "normal"
+    UNIFORM = "uniform"
 
 
 def random_on_device(
-    config: ModelConfig, *, device: torch.device, dtype: torch.dtype, seed: int = 0
+    config: ModelConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    spread: WeightSpread = WeightSpread.NORMAL,
 ) -> Transformer:
     """A model drawn on its device, where `random_model` would draw gigabytes on the host."""
+    tensors = random_tensors(config, seed=seed, device=device, dtype=dtype)
+    if spread is WeightSpread.UNIFORM:
+        generator = torch.Generator(device).manual_seed(seed)
+        for tensor in tensors.values():
+            tensor.uniform_(-_UNIFORM, _UNIFORM, generator=generator)
     return build_transformer(
         config,
-        random_tensors(config, seed=seed, device=device, dtype=dtype),
+        tensors,
         dtype=dtype,
-        model_hash=f"random, seed {seed}",
+        model_hash=f"random, {spread}, seed {seed}",
         device=str(device),
     )
 

@@ -5,7 +5,7 @@ Shapes: T tokens, V vocabulary.
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from loadtest.micro.pass_peer import PEER_KERNELS, TransformersPass
+from loadtest.micro.vllm_peer import VLLM, VllmPeer
 from loadtest.spread import paired_ratios, spread
 from prefill_service.engine.inspect import CapturedPrefill, capture_prefill
 from shared.model.attention import PrefillAttention
@@ -57,6 +58,27 @@ class PeerPass:
     def __call__(self, ids: list[int]) -> tuple[Tensor, Any]:
         """One prompt."""
         return self.peer.run(torch.tensor(ids, device=self.peer.device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnClock:
+    """A run that was timed where it happened."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmPass:
+    """vLLM's time to first token of another prompt of the same length, by its process's clock."""
+
+    peer: VllmPeer
+    chunk_tokens: Mapping[int, int]
+    """Most tokens of a step by prompt tokens; 0: all of them."""
+
+    def __call__(self, ids: list[int]) -> OwnClock:
+        """One prompt."""
+        found = self.peer.first_token(len(ids), chunk_tokens=self.chunk_tokens[len(ids)])
+        return OwnClock(seconds=found["seconds"])
 
 
 Arm = Callable[[list[int]], Any]
@@ -126,6 +148,8 @@ def _run(arm: Arm, ids: list[int], timed: Timed, *, counted: bool, device: torch
         torch.cuda.synchronize(device)
     taken = time.perf_counter() - started
     gc.enable()
+    if isinstance(result, OwnClock):
+        taken = result.seconds
     if not counted:
         return
     timed.seconds.append(taken)
@@ -153,14 +177,15 @@ def summary(timed: dict[str, Timed]) -> dict[str, Any]:
         arms[name] = {
             "seconds": spread(each.seconds),
             "runs": each.seconds,
-            "peak_bytes": each.peak_bytes,
             **each.facts,
         }
+        if name != VLLM:  # whose memory is another process's
+            arms[name]["peak_bytes"] = each.peak_bytes
         if each.select_seconds:
             arms[name]["select_seconds"] = spread(each.select_seconds)
             arms[name]["select_share"] = paired_ratios(each.select_seconds, each.seconds)
     found: dict[str, Any] = {"arms": arms}
-    for base in (FULL, *PEER_KERNELS):
+    for base in (FULL, *PEER_KERNELS, VLLM):
         if base in timed:
             found[f"ratio_to_{base}"] = {
                 name: paired_ratios(each.seconds, timed[base].seconds)

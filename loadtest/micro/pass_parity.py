@@ -134,7 +134,10 @@ def check_pass(
     ours = _run(model, ids, case, attention=choice.backend)
     slow = _run(model, ids, case, attention=TorchAttention())
     wanted = _run(exact, ids, case, attention=TorchAttention())
-    found: dict[str, Any] = {"ours": _errors(exact, ids, ours), "torch": _errors(exact, ids, slow)}
+    found: dict[str, Any] = {
+        "ours": errors_of(exact, ids, ours),
+        "torch": errors_of(exact, ids, slow),
+    }
     for name, error in found["ours"].items():
         allowed = max(LIMITS[dtype], SLACK * found["torch"][name])
         if not error <= allowed:
@@ -190,7 +193,7 @@ def _run(
     )
 
 
-def _errors(exact: Transformer, ids: list[int], ran: CapturedPrefill) -> dict[str, float]:
+def errors_of(exact: Transformer, ids: list[int], ran: CapturedPrefill) -> dict[str, float]:
     """How far logits and KV are off float32, given the tokens that were kept; by length."""
     logits_V, kv = _with_kept(exact, ids, ran)
     errors = {"logits": relative_distance(ran.output.logits_V, logits_V.double())}

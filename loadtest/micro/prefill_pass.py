@@ -14,87 +14,57 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from loadtest.micro.gpu_facts import gpu_facts, require_kernels
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.kernel_parity import relative_distance
-from loadtest.micro.models import MODEL_SHAPES, random_on_device
-from loadtest.micro.pass_arms import FULL, Arm, claa, our_arms, peer_arms, summary, take_turns
+from loadtest.micro.models import random_on_device
+from loadtest.micro.pass_arms import (
+    FULL,
+    Arm,
+    VllmPass,
+    claa,
+    our_arms,
+    peer_arms,
+    summary,
+    take_turns,
+)
+from loadtest.micro.pass_bounds import bounds
 from loadtest.micro.pass_parity import (
     PASS_CASES,
     STRICT_CASES,
     check_choice,
     check_pass,
 )
+from loadtest.micro.pass_parts import time_pass_parts
 from loadtest.micro.pass_peer import PEER_KERNELS
-from prefill_service.config import PrefillConfig
-from shared.errors import ConfigError, InternalError
+from loadtest.micro.pass_plan import KNOWN_PEERS, PassPlan, add_plan_flags, plan_of
+from loadtest.micro.pass_vllm import choose_chunks, prefill_settings, running_vllm, vllm_report
+from loadtest.micro.vllm_peer import VLLM, VllmPeer
+from shared.errors import ConfigError, InternalError, UnavailableError
 from shared.model.device_attention import DeviceAttention, KernelRange
 from shared.model.exact_attention import HeadShape
 from shared.model.plain_attention import PlainKernel
 from shared.model.probe import TRITON, AttentionChoice, probe_attention
 from shared.model.profile import load_profile
+from shared.model.shapes import MODEL_SHAPES, shape_named
 from shared.model.transformer import Transformer
-
-TOKENS = (10_000, 32_768, 65_536)
-"""Prompts that are timed."""
-
-KEEP = (0.1, 0.2, 0.4)
-"""Keep rates that are timed."""
 
 _LONG = 16_384
 
-_PEER = "transformers (cudnn)"
 _PEER_DIFFERENCE = 0.1
 """Longest difference of logits from transformers', relative: both in bfloat16, 32 layers."""
 
-_BOUNDS: dict[int, dict[str, tuple[str, float]]] = {
-    10_000: {
-        "full over transformers": (_PEER, 0.85),
-        claa(0.1): (FULL, 0.54),
-        claa(0.2): (FULL, 0.59),
-        claa(0.4): (FULL, 0.69),
-    },
-    32_768: {"full over transformers": (_PEER, 0.85), claa(0.1): (FULL, 0.53)},
-    65_536: {"full over transformers": (_PEER, 0.85), claa(0.1): (FULL, 0.52)},
-}
-_SELECT_SHARE = 0.01
-"""Most of a pruned 10k prompt's time that scoring and selecting may take."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassPlan:
-    """What is run."""
-
-    shape: str = "llama-3.1-8b"
-    """Name of a model's shape."""
-    tokens: tuple[int, ...] = TOKENS
-    """Prompts."""
-    keep: tuple[float, ...] = KEEP
-    """Keep rates."""
-    long_keep: tuple[float, ...] = KEEP
-    """Those of `keep` that prompts of more than 16k tokens run with, too."""
-    repeats: tuple[int, ...] = (10, 10, 4)
-    """Runs of each arm that count, by prompt; the last one stands for those that follow."""
-    chunk_tokens: int = PrefillConfig().device_chunk_tokens
-    """Tokens of a block."""
-    peer: tuple[str, ...] = tuple(PEER_KERNELS)
-    """Kernels of transformers, which runs where it is installed."""
-    cases: int = len(PASS_CASES)
-    """Small models that are compared first, at least one."""
-
-    @property
-    def schedule(self) -> tuple[tuple[int, int], ...]:
-        """Each prompt's tokens and the repeats of its arms."""
-        last = self.repeats[-1:] * len(self.tokens)
-        return tuple(zip(self.tokens, (*self.repeats, *last), strict=False))
-
 
 def bench_pass(
-    plan: PassPlan, *, device: torch.device, progress: Callable[[str], None]
+    plan: PassPlan,
+    *,
+    device: torch.device,
+    progress: Callable[[str], None],
+    vllm: VllmPeer | None = None,
 ) -> dict[str, Any]:
     """Compares, then times.
 
@@ -102,33 +72,35 @@ def bench_pass(
         plan: what is run.
         device: a CUDA device, or the CPU, which compares only.
         progress: is told what happens, one line at a time.
+        vllm: runs already; None starts one if the plan has it.
 
     Returns:
-        JSON: parity by case; on a GPU attention (choice, times, rejected), tokens (by length: arms,
-        ratios, bounds), and provenance.
+        JSON: parity by case; on a GPU attention (choice, times, rejected), peers (what ran, or why
+        not), tokens (by length: arms, ratios, bounds), and provenance.
 
     Raises:
         ConfigError: the CPU without Triton's interpreter, or no such shape.
         InternalError: a result is wrong on this device.
+        UnavailableError: vLLM ended while it was timed.
     """
     require_kernels(device)
-    unknown = [name for name in plan.peer if name not in PEER_KERNELS]
+    unknown = [name for name in plan.peer if name not in KNOWN_PEERS]
     if unknown or plan.cases < 1 or min(plan.repeats) < 1:
         raise ConfigError(
             f"peers {', '.join(unknown) or 'are known'}, {plan.cases} cases, {plan.repeats} "
-            f"repeats: the peers are {', '.join(PEER_KERNELS)}, and cases and repeats at least 1"
+            f"repeats: the peers are {', '.join(KNOWN_PEERS)}, and cases and repeats at least 1"
         )
-    if plan.shape not in MODEL_SHAPES:
-        known = ", ".join(MODEL_SHAPES)
-        raise ConfigError(f"no model shape {plan.shape!r}; choose one of {known}")
-    found: dict[str, Any] = {
-        "benchmark": "prefill_pass",
-        "shape": plan.shape,
-        "dtype": "bfloat16" if device.type == "cuda" else "float32",
-        "parity": parity(device, cases=plan.cases, progress=progress),
-    }
-    if device.type == "cuda":
-        found |= _timed(plan, device=device, progress=progress)
+    on_gpu = device.type == "cuda"
+    settings = prefill_settings(shape_named(plan.shape), plan.tokens)
+    with running_vllm(settings, given=vllm, wanted=on_gpu and VLLM in plan.peer) as peer:
+        found: dict[str, Any] = {
+            "benchmark": "prefill_pass",
+            "shape": plan.shape,
+            "dtype": "bfloat16" if on_gpu else "float32",
+            "parity": parity(device, cases=plan.cases, progress=progress),
+        }
+        if on_gpu:
+            found |= _timed(plan, device=device, progress=progress, vllm=peer)
     return found | gpu_facts("loadtest.micro.prefill_pass", device)
 
 
@@ -161,11 +133,16 @@ def _plain() -> AttentionChoice:
 
 
 def _timed(
-    plan: PassPlan, *, device: torch.device, progress: Callable[[str], None]
+    plan: PassPlan,
+    *,
+    device: torch.device,
+    progress: Callable[[str], None],
+    vllm: VllmPeer | None = None,
 ) -> dict[str, Any]:
     config = MODEL_SHAPES[plan.shape]
+    vllm, reason = _started(vllm, progress=progress)  # its start would disturb a probe
     progress(f"drawing {plan.shape}")
-    model = random_on_device(config, device=device, dtype=torch.bfloat16)
+    model = random_on_device(config, device=device, dtype=torch.bfloat16, spread=plan.weights)
     choice = probe_attention(device, requested=TRITON, shape=HeadShape.of(config, model.dtype))
     params = load_profile(config=config).pruning
     progress(f"attention: {choice.backend.name}")
@@ -182,27 +159,76 @@ def _timed(
             "seconds": choice.seconds,
             "rejected": {r.name: r.reason for r in choice.rejected},
         },
+        "weights": plan.weights.value,
         "pruning_layer": params.pruning_layer,
         "chunk_tokens": plan.chunk_tokens,
         "weights_bytes": torch.cuda.memory_allocated(device),
         "tokens": {},
     }
-    if plan.peer and importlib.util.find_spec("transformers") is not None:
-        progress("drawing transformers over the same weights")
-        peers = peer_arms(model, plan.peer)
-        found["peer_parity"] = _compare_peer(arms | peers, tokens=plan.tokens[0])
-        arms |= peers
-        progress(f"difference from transformers: {found['peer_parity']}")
+    peers, found["peers"] = _peers(plan, arms, vllm=vllm, progress=progress)
+    if reason is not None:
+        found["peers"][VLLM] = {"used": False, "failed": reason}
+    arms |= peers
     for tokens, repeats in plan.schedule:
         left_out = {claa(rate) for rate in plan.keep if rate not in plan.long_keep}
         run = {k: arm for k, arm in arms.items() if tokens <= _LONG or k not in left_out}
         timed = take_turns(run, _prompt(model, tokens), repeats=repeats, device=device)
         at = {"repeats": repeats, **summary(timed)}
         at["bounds"] = bounds(tokens, at)
+        if plan.parts:
+            at["parts"] = _parts(run, _prompt(model, tokens))
         found["tokens"][str(tokens)] = at
         progress(json.dumps({"tokens": tokens, **_brief(at)}))
         torch.cuda.empty_cache()
     return found
+
+
+def _started(
+    vllm: VllmPeer | None, *, progress: Callable[[str], None]
+) -> tuple[VllmPeer | None, str | None]:
+    """Waits for vLLM; where it ended instead: none, and why. The rest still says something."""
+    try:
+        if vllm is not None:
+            progress(f"vllm runs: {json.dumps(vllm.facts)}")
+    except UnavailableError as error:
+        progress(str(error))
+        return None, str(error)
+    return vllm, None
+
+
+def _peers(
+    plan: PassPlan,
+    ours: dict[str, Arm],
+    *,
+    vllm: VllmPeer | None,
+    progress: Callable[[str], None],
+) -> tuple[dict[str, Arm], dict[str, Any]]:
+    """Arms of the peers that are here, and for each what ran or why it did not."""
+    arms: dict[str, Arm] = {}
+    kernels = tuple(name for name in plan.peer if name in PEER_KERNELS)
+    transformers: dict[str, Any] = {"used": False, "reason": "left out by --peer"}
+    if kernels and importlib.util.find_spec("transformers") is None:
+        transformers["reason"] = "transformers is not installed for this Python"
+    elif kernels:
+        progress("drawing transformers over the same weights")
+        arms |= peer_arms(ours[FULL].model, kernels)  # type: ignore[attr-defined]
+        difference = _compare_peer(ours | arms, tokens=plan.tokens[0])
+        transformers = {"used": True, "parity": difference}
+        progress(f"difference from transformers: {difference}")
+    if vllm is None:
+        return arms, {"transformers": transformers, VLLM: vllm_report(None)}
+    choice = choose_chunks(vllm, plan.tokens, chunk_tokens=plan.vllm_chunk)
+    arm = VllmPass(peer=vllm, chunk_tokens=choice.chunk_tokens)
+    report = vllm_report(vllm, choice)
+    brief = {key: report[key] for key in report if key.startswith("first_token")}
+    progress(f"vllm alone: {json.dumps(brief)}")
+    return arms | {VLLM: arm}, {"transformers": transformers, VLLM: report}
+
+
+def _parts(arms: dict[str, Arm], ids: list[int]) -> dict[str, Any]:
+    """Kernels of full and of the lowest keep rate; see `time_pass_parts`."""
+    ours = [name for name in arms if name == FULL or name.startswith("claa")][:2]
+    return {name: time_pass_parts(partial(arms[name], ids)) for name in ours}
 
 
 def _prompt(model: Transformer, tokens: int) -> list[int]:
@@ -233,30 +259,16 @@ def _compare_peer(arms: dict[str, Arm], *, tokens: int) -> dict[str, Any]:
     }
 
 
-def bounds(tokens: int, at: dict[str, Any]) -> dict[str, Any]:
-    """What was asked for at a length, what it came to, and whether that is enough."""
-    found = {}
-    for name, (base, most) in _BOUNDS.get(tokens, {}).items():
-        arm = name if name.startswith("claa") else FULL
-        ratios = at.get(f"ratio_to_{base}", {}).get(arm)
-        if ratios is not None:
-            found[f"{arm} over {base}"] = _bound(ratios["median"], most)
-    share = at["arms"].get(claa(0.1), {}).get("select_share")
-    if tokens == TOKENS[0] and share is not None:
-        found["scoring and selection over claa 10 %"] = _bound(share["median"], _SELECT_SHARE)
-    return found
-
-
-def _bound(value: float, most: float) -> dict[str, Any]:
-    return {"value": value, "at_most": most, "met": value <= most}
-
-
 def _brief(at: dict[str, Any]) -> dict[str, Any]:
     """A line of a result."""
     return {
         "ms": {name: round(arm["seconds"]["median"] * 1e3, 2) for name, arm in at["arms"].items()},
         "bounds": {name: (round(b["value"], 4), b["met"]) for name, b in at["bounds"].items()},
-        "peak_gib": {name: round(arm["peak_bytes"] / 2**30, 2) for name, arm in at["arms"].items()},
+        "peak_gib": {
+            name: round(arm["peak_bytes"] / 2**30, 2)
+            for name, arm in at["arms"].items()
+            if "peak_bytes" in arm
+        },
     }
 
 
@@ -267,69 +279,44 @@ def _print(result: dict[str, Any]) -> None:
         print(f"{tokens} tokens, {at['repeats']} repeats")
         for name, arm in at["arms"].items():
             ms = {key: value * 1e3 for key, value in arm["seconds"].items()}
-            print(
-                f"  {name:22}{ms['median']:10.1f} ms ({ms['min']:.1f}-{ms['max']:.1f}), "
-                f"peak {arm['peak_bytes'] / 2**30:.2f} GiB beside the weights"
-            )
+            line = f"  {name:22}{ms['median']:10.1f} ms ({ms['min']:.1f}-{ms['max']:.1f})"
+            if "peak_bytes" in arm:
+                line += f", peak {arm['peak_bytes'] / 2**30:.2f} GiB beside the weights"
+            print(line)
         for name, bound in at["bounds"].items():
             verdict = "met" if bound["met"] else "MISSED"
             print(f"  {name}: {bound['value']:.3f}, at most {bound['at_most']}: {verdict}")
     print(f"{result['device']}, torch {result['torch']}, triton {result['triton']}")
 
 
-def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
-    defaults = PassPlan()
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.micro.prefill_pass",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--shape", default=defaults.shape, help=", ".join(MODEL_SHAPES))
-    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="prompts to time")
-    parser.add_argument("--keep", default=",".join(map(str, KEEP)), help="keep rates")
-    parser.add_argument(
-        "--long-keep", default=",".join(map(str, KEEP)), help="those of them beyond 16k tokens"
-    )
-    parser.add_argument(
-        "--repeats", default=",".join(map(str, defaults.repeats)), help="of every arm, by prompt"
-    )
-    parser.add_argument("--chunk-tokens", type=int, default=defaults.chunk_tokens)
-    parser.add_argument(
-        "--peer", default="cudnn,flash", help="kernels of transformers; empty leaves it out"
-    )
-    parser.add_argument(
-        "--cases", type=int, default=defaults.cases, help="small models that are compared first"
-    )
+    add_plan_flags(parser)
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args(arguments)
-    plan = PassPlan(
-        shape=given.shape,
-        tokens=tuple(int(n) for n in _numbers(given.tokens)),
-        keep=tuple(_numbers(given.keep)),
-        long_keep=tuple(_numbers(given.long_keep)),
-        repeats=tuple(int(n) for n in _numbers(given.repeats)),
-        chunk_tokens=given.chunk_tokens,
-        peer=tuple(f"transformers ({name})" for name in given.peer.split(",") if name),
-        cases=given.cases,
-    )
+    plan = plan_of(given)
     try:
         result = bench_pass(
             plan,
             device=torch.device(given.device),
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
+            progress=told_with_time(),
         )
     except ConfigError as error:
         parser.error(str(error))
+    except UnavailableError as error:
+        sys.exit(str(error))
     if given.json:
         print(json.dumps(result))
     else:
         _print(result)
+    if "failed" in result.get("peers", {}).get(VLLM, {}):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 import argparse
 from collections.abc import Mapping
 
-from loadtest.micro.models import MODEL_SHAPES, shape_named
 from loadtest.micro.step_rows import GROWTH
 from loadtest.micro.step_shapes import CASES, StepCase
 from shared.errors import ConfigError
 from shared.model.profile import load_profile
+from shared.model.shapes import MODEL_SHAPES, shape_named
 
 _BATCH, _CONTEXT, _KEEP_RATE = 16, 16_384, 0.2
 

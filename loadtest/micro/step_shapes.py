@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from loadtest.micro.models import MODEL_SHAPES
 from shared.model.config import ModelConfig
+from shared.model.shapes import MODEL_SHAPES
 
 R1_QWEN_1_5B = MODEL_SHAPES["r1-qwen-1.5b"]
 """DeepSeek-R1-Distill-Qwen-1.5B."""

@@ -15,6 +15,9 @@ from loadtest.spread import paired_ratios, spread
 _STEPS = 16
 """Steps of one repeat, whose mean counts."""
 
+_SEATING = 2
+"""Steps of one repeat before those."""
+
 _ATTENTION = ("_attend_piece", "_merge_head")
 _SELECTION = ("_score_tile", "_project_tile", "_select_row")
 _PRODUCTS = ("gemm", "nvjet", "cutlass", "splitk", "gemv", "cublas", "matmul")
@@ -61,6 +64,11 @@ def time_steps(
     return times | {"first_step_s": first_s}
 
 
+def mean_growth(repeats: int) -> int:
+    """Tokens by which rows have grown in the middle of `time_steps`, for who does the same work."""
+    return 1 + repeats * (_SEATING + _STEPS) // 2
+
+
 def time_parts(runner: BatchRunner, rows: list[engine.Sequence]) -> dict[str, Any]:
     """Milliseconds of a step by part, from the device's own record of its kernels.
 
@@ -100,7 +108,7 @@ def against_bytes(step_ms: float, *, kv_bytes: int, weight_bytes: int) -> dict[s
 
 
 def _whole(runner: BatchRunner, rows: list[engine.Sequence]) -> float:
-    for _ in range(2):
+    for _ in range(_SEATING):
         runner.step(rows)  # rows take their seats; from then on the device never waits
     # A step returns when its tokens are there, with the next one under way: so does the last.
     started = time.perf_counter()

@@ -5,7 +5,6 @@ in memory, timed in the same repeats, is what the transports are put beside.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import subprocess
@@ -13,18 +12,21 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import uvloop
 
 from loadtest.micro.measure import provenance
+from loadtest.micro.transfer_ground import Ground, open_ground
 from loadtest.micro.transfer_parts import INCARNATION, MODEL, TOKEN
 from loadtest.spread import paired_ratios, spread
 from shared.errors import ConfigError, InternalError, TransportError
-from shared.transport.base import Grant, KvTransport, TransportContext
+from shared.transport.base import Grant, KvTransport, TransferStats, TransportContext
+from shared.transport.nixl_sender import DIRECT_BYTES
+from shared.transport.nixl_wire import NAME as NIXL
 from shared.transport.registry import transport_registry
+from shared.types.memory_kind import MemoryKind
 
 MIB = 1 << 20
 
@@ -39,19 +41,19 @@ ALLOCATOR = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD
 
 _LEASE_MS = 600_000
 
-Bytes = npt.NDArray[np.uint8]
-
 
 class _Peer:
     """The receiving process.
 
     Args:
         slab_bytes: the largest transfer.
+        device: of its slab; empty for host memory.
     """
 
-    def __init__(self, slab_bytes: int) -> None:
+    def __init__(self, slab_bytes: int, *, device: str) -> None:
+        module = "loadtest.micro.transfer_receiver"
         self._process = subprocess.Popen(  # noqa: S603  our own module
-            [sys.executable, "-P", "-m", "loadtest.micro.transfer_receiver", str(slab_bytes)],
+            [sys.executable, "-P", "-m", module, str(slab_bytes), device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -97,6 +99,7 @@ def bench_transfer(
     transports: Sequence[str],
     repeats: int,
     progress: Callable[[str], None],
+    memory: str = MemoryKind.HOST.value,
 ) -> dict[str, Any]:
     """Measures every transport at every size.
 
@@ -105,10 +108,13 @@ def bench_transfer(
         transports: which; empty takes all that work here.
         repeats: transfers of each arm and size.
         progress: is told what happens, one line at a time.
+        memory: host, or device: from one GPU to another, by transports that join them.
 
     Returns:
-        JSON: sizes (each with gbps, share_of_copy by arm and ratio_to_grpc), parity, rejected, the
-        allocator variables and the provenance of the run.
+        JSON: sizes (each with gbps, share_of_copy by arm and ratio_to_grpc), parity, rejected,
+        memory (and the topology of both GPUs), the allocator variables and the provenance of the
+        run. An arm is timed from its greeting until all bytes are known to be there; beside one
+        that knows, NAME push is the time in which bytes were under way.
 
     Raises:
         ConfigError: a size or count is not positive, or a transport is unknown.
@@ -117,7 +123,13 @@ def bench_transfer(
     """
     check_settings(sizes_mib=sizes_mib, transports=transports, repeats=repeats)
     return uvloop.run(  # as workers do
-        _bench(sizes_mib=sizes_mib, wanted=transports, repeats=repeats, progress=progress)
+        _bench(
+            sizes_mib=sizes_mib,
+            wanted=transports,
+            repeats=repeats,
+            memory=memory,
+            progress=progress,
+        )
     )
 
 
@@ -138,38 +150,39 @@ async def _bench(
     sizes_mib: Sequence[int],
     wanted: Sequence[str],
     repeats: int,
+    memory: str,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     largest = max(sizes_mib) * MIB
     async with AsyncExitStack() as stack:
-        peer = _Peer(largest)
+        ground = open_ground(memory, nbytes=largest)
+        peer = _Peer(largest, device=ground.receiver_device)
         stack.callback(peer.close)
-        names = [name for name in peer.transports if not wanted or name in wanted]
-        context = TransportContext(model=MODEL, incarnation="bench-sender")
+        default = peer.transports if ground.memory is None else [NIXL]
+        names = [name for name in peer.transports if name in (wanted or default)]
+        context = TransportContext(model=MODEL, incarnation="bench-sender", memory=ground.memory)
         arms: dict[str, KvTransport] = {}
         for name in names:
             arms[name] = transport_registry().get(name)(context)
             stack.push_async_callback(arms[name].close)
-        source = np.random.default_rng(0).integers(0, 256, largest, dtype=np.uint8)
-        target = np.zeros_like(source)
         sizes = []
         for size in sizes_mib:
-            payload = source[: size * MIB]
-            await _check_parity(peer, arms, payload, progress=progress)
-            runs = await _alternate(
-                peer, arms, payload, target=target, repeats=repeats, progress=progress
-            )
+            load = _Load(ground, size * MIB)
+            await _check_parity(peer, arms, load, progress=progress)
+            runs = await _alternate(peer, arms, load, repeats=repeats, progress=progress)
             sizes.append({"mib": size, **_figures(runs)})
         missing = {name: "not asked for" for name in peer.transports if name not in names}
         rejected = {**peer.rejected, **missing}
     flags = [f"--transports {','.join(wanted)}"] if wanted else []
+    flags += [f"--memory {memory}"] if ground.memory is not None else []
     command = (
         f"tandem bench transfer --sizes {','.join(map(str, sizes_mib))} --repeats {repeats}",
         *flags,
     )
     return {
         "benchmark": "transfer",
-        "chunk_bytes": context.chunk_bytes,
+        "chunk_bytes": context.chunk_bytes if ground.memory is None else DIRECT_BYTES,
+        "memory": ground.facts,
         "repeats": repeats,
         "sizes": sizes,
         "parity": "sha256 of every byte, each arm and size, before the first timed transfer",
@@ -182,26 +195,23 @@ async def _bench(
 async def _check_parity(
     peer: _Peer,
     arms: dict[str, KvTransport],
-    payload: Bytes,
+    load: "_Load",
     *,
     progress: Callable[[str], None],
 ) -> None:
-    wanted = hashlib.sha256(payload.data).hexdigest()
+    wanted = load.ground.digest(load.nbytes)
     for name, transport in arms.items():
-        await _send(peer, transport, payload)
+        await _send(peer, transport, load)
         if peer.ask(do="digest")["sha256"] != wanted:
-            raise InternalError(
-                f"{payload.nbytes} bytes over {name} arrived as others: report this"
-            )
-        progress(f"{payload.nbytes // MIB} MiB over {name}: every byte is the same")
+            raise InternalError(f"{load.nbytes} bytes over {name} arrived as others: report this")
+        progress(f"{load.nbytes // MIB} MiB over {name}: every byte is the same")
 
 
 async def _alternate(
     peer: _Peer,
     arms: dict[str, KvTransport],
-    payload: Bytes,
+    load: "_Load",
     *,
-    target: Bytes,
     repeats: int,
     progress: Callable[[str], None],
 ) -> dict[str, list[float]]:
@@ -211,36 +221,41 @@ async def _alternate(
     for repeat in range(repeats):
         for name in order:
             if name == COPY:
-                seconds = _copy(payload, target)
-            else:
-                seconds = await _send(peer, arms[name], payload)
-                peer.ask(do="release")
-            runs[name].append(payload.nbytes / seconds / 1e9)
+                runs[name].append(load.gbps(load.ground.copy(load.nbytes)))
+                continue
+            seconds, stats = await _send(peer, arms[name], load)
+            peer.ask(do="release")
+            runs[name].append(load.gbps(seconds))
+            if stats.wire_seconds:
+                runs.setdefault(f"{name} push", []).append(load.gbps(stats.wire_seconds))
         order.append(order.pop(0))
         speeds = ", ".join(f"{name} {values[-1]:.2f}" for name, values in runs.items())
-        progress(f"{payload.nbytes // MIB} MiB, repeat {repeat + 1} of {repeats}, GB/s: {speeds}")
+        progress(f"{load.nbytes // MIB} MiB, repeat {repeat + 1} of {repeats}, GB/s: {speeds}")
     return runs
 
 
-async def _send(peer: _Peer, transport: KvTransport, payload: Bytes) -> float:
-    """Seconds from the greeting until every byte is known to be there."""
-    granted = peer.ask(do="grant", bytes=payload.nbytes)
+async def _send(peer: _Peer, transport: KvTransport, load: "_Load") -> tuple[float, TransferStats]:
+    """Seconds from the greeting until every byte is known to be there, and what it cost."""
+    granted = peer.ask(do="grant", bytes=load.nbytes)
     grant = Grant(**granted, lease_ms=_LEASE_MS, incarnation=INCARNATION, token=TOKEN)
     sender = transport.sender()
     started = time.perf_counter()
     try:
         await sender.open(address=peer.address, grant=grant)
-        await sender.write(0, payload.data)
-        await sender.seal()
-        return time.perf_counter() - started
+        await sender.write(0, load.ground.payload(load.nbytes))
+        stats = await sender.seal()
+        return time.perf_counter() - started, stats
     finally:
         await sender.abort()
 
 
-def _copy(payload: Bytes, target: Bytes) -> float:
-    started = time.perf_counter()
-    np.copyto(target[: payload.nbytes], payload)
-    return time.perf_counter() - started
+@dataclass(frozen=True, slots=True)
+class _Load:
+    ground: Ground
+    nbytes: int
+
+    def gbps(self, seconds: float) -> float:
+        return self.nbytes / seconds / 1e9
 
 
 def _figures(runs: dict[str, list[float]]) -> dict[str, Any]:
@@ -261,13 +276,18 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(DEFAULT_SIZES_MIB))
     parser.add_argument("--transports", nargs="*", default=[])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--memory", default=MemoryKind.HOST.value)
     flags = parser.parse_args(arguments)
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     result = bench_transfer(
-        sizes_mib=flags.sizes, transports=flags.transports, repeats=flags.repeats, progress=tell
+        sizes_mib=flags.sizes,
+        transports=flags.transports,
+        repeats=flags.repeats,
+        memory=flags.memory,
+        progress=tell,
     )
     print(json.dumps(result))
 

@@ -7,13 +7,16 @@ import asyncio
 import hashlib
 import json
 import sys
+from functools import partial
 from typing import Any
 
 import uvloop
 
 from loadtest.micro.transfer_parts import INCARNATION, MODEL, TOKEN
 from shared.errors import StaleWriteError
+from shared.kv.memory import HostMemory
 from shared.kv.slab import Slab, SlabLease
+from shared.kv_memory.tensor_memory import TensorMemory
 from shared.rpc.server import build_server
 from shared.transport import grpc_stream, nixl_wire
 from shared.transport.base import SlabWindow
@@ -87,10 +90,11 @@ class Receiver:
         return {"slot": lease.slot, "generation": lease.generation}
 
 
-async def serve(slab_bytes: int) -> None:
-    """Serves until standard input ends."""
-    slab = Slab(slab_bytes)
-    slab.memory.write(b"\xff" * slab_bytes)  # touched, and not what any transfer carries
+async def serve(slab_bytes: int, device: str) -> None:
+    """Serves until standard input ends; the slab is on `device`, or on the host without one."""
+    slab = Slab(slab_bytes, allocate=partial(TensorMemory, device=device) if device else HostMemory)
+    # Touched, and not what any transfer carries.
+    slab.memory.store(0, memoryview(b"\xff" * slab_bytes))
     landing, receiver = Landing(slab), Receiver(slab)
     chosen = open_transports(
         (nixl_wire.NAME, grpc_stream.NAME),
@@ -124,4 +128,4 @@ def _say(body: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1])))  # as workers do
+    uvloop.run(serve(int(sys.argv[1]), sys.argv[2]))  # as workers do

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from prefill_service.engine.handoff_notes import HandoffNotes
 from prefill_service.engine.job import Target
 from prefill_service.engine.parcel import Parcel
 from prefill_service.engine.sender import Busy, Delivery, Links
@@ -60,6 +61,7 @@ class Courier:
         targets: decode workers, best first.
         links: ways to them.
         policy: bounds.
+        notes: of a traced prompt, of when its bytes went.
     """
 
     def __init__(
@@ -70,12 +72,14 @@ class Courier:
         targets: tuple[Target, ...],
         links: Links,
         policy: DeliveryPolicy,
+        notes: HandoffNotes | None = None,
     ) -> None:
         self._key = key
         self._parcel = parcel
         self._left = list(targets)
         self._links = links
         self._policy = policy
+        self._notes = notes
         self._open: Delivery | None = None
         self._ending: asyncio.Task[None] | None = None
         self._errors: list[TandemError] = []
@@ -117,6 +121,7 @@ class Courier:
         Raises:
             TandemError: every try failed.
         """
+        self._parcel.prepare()
         for _ in range(self._policy.tries):
             if self._open is None:
                 await self.reserve()
@@ -124,7 +129,7 @@ class Courier:
             assert delivery is not None, "reserve opens a delivery or raises"
             try:
                 stats = await delivery.push(self._parcel.slab)
-                manifest = await self._parcel.manifest(self._key)
+                manifest = await self._parcel.manifest(self._key, check=stats.check)
                 await delivery.commit(manifest, prompt_token_ids=self._parcel.prompt_token_ids)
             except TandemError as error:
                 await self._give_up(delivery, error)
@@ -144,7 +149,9 @@ class Courier:
     async def _ask_all(self) -> list[Busy]:
         busy: list[Busy] = []
         for target in list(self._left):
-            self._open = Delivery(key=self._key, target=target, links=self._links)
+            self._open = Delivery(
+                key=self._key, target=target, links=self._links, notes=self._notes
+            )
             try:
                 answer = await self._open.reserve(self._parcel.terms)
             except TandemError as error:

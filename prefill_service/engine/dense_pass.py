@@ -13,7 +13,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from prefill_service.engine.layer_steps import LayerKv, LayerRun, LayerSteps, drop_block
+from prefill_service.engine.layer_steps import LayerKv, LayerRun, LayerSteps, Share
 from shared.model.rope import RopeTable
 from shared.model.transformer import Transformer
 
@@ -55,12 +55,11 @@ class DensePass:
         self._q_WHD: list[Tensor] = []
         self._inputs: dict[int, Tensor] = {}
         x_TE = model.embed(ids_T)
+        shares = [Share(rows=slice(0, ids_T.shape[0]), window=self.window)]
         for index in range(depth):
             if index in inputs:
                 self._inputs[index] = x_TE.clone()
-            ran = steps.whole(
-                model.layers[index], x_TE, self.rope, window=self.window, sink=drop_block
-            )
+            (ran,) = steps.whole(model.layers[index], x_TE, self.rope, shares=shares)
             self._kv.append(ran.kv)
             self._q_WHD.append(ran.q_WHD)
         self._x_TE = x_TE
@@ -79,7 +78,8 @@ class DensePass:
         """Keys and values of a layer up to `depth`, which itself gives no more than these."""
         if layer == self.depth == len(self._kv):
             decoder_layer, window = self.model.layers[layer], slice(-self.window, None)
-            kv = self.steps.keys_and_values(decoder_layer, self._x_TE, self.rope, sink=drop_block)
+            shares = [Share(rows=slice(0, self.prompt_tokens))]
+            (kv,) = self.steps.keys_and_values(decoder_layer, self._x_TE, self.rope, shares=shares)
             self._kv.append(kv)
             self._q_WHD.append(decoder_layer.q(self._x_TE[window], self.rope.rows(window)))
         return self._kv[layer]
@@ -129,13 +129,11 @@ def onward(
         The last row of the last layer's output [1, E], and what each layer left.
     """
     layers = dense.model.layers
-    seen = [
-        dense.steps.whole(layer, x_TE, rope, window=window, sink=drop_block)
-        for layer in layers[first:-1]
-    ]
+    shares = [Share(rows=slice(0, x_TE.shape[0]), window=window)]
+    seen = [dense.steps.whole(layer, x_TE, rope, shares=shares)[0] for layer in layers[first:-1]]
     if first < len(layers):
         layer, rows, last = layers[-1], slice(-window, None), slice(-1, None)
-        kv = dense.steps.keys_and_values(layer, x_TE, rope, sink=drop_block)
+        (kv,) = dense.steps.keys_and_values(layer, x_TE, rope, shares=shares)
         q_WHD = layer.q(x_TE[rows], rope.rows(rows))
         attn_1HD = dense.steps.attention.causal(q_WHD[last], kv.k_TGD, kv.v_TGD)
         x_TE = layer.finish(x_TE[last], attn_1HD)

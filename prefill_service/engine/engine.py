@@ -1,4 +1,4 @@
-"""The prompt loop: takes prompts in turn, computes one at a time, delivers each beside the next.
+"""The prompt loop: takes prompts in turn, computes them, delivers each beside the next.
 
 A prompt's turn ends with its last layer; its delivery goes on in its own task. Whatever ends a
 prompt, it gives exactly one last event and leaves nothing behind.
@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from prefill_service.engine.batcher import Batcher
 from prefill_service.engine.job import Accepted, Failed, PrefillJob, PromptRequest, Sealed, Target
 from prefill_service.engine.prompt_run import PromptRun, resend
 from prefill_service.engine.services import Services
@@ -73,6 +74,13 @@ class PrefillEngine:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._batcher = Batcher(
+            services.queue,
+            compute=services.compute,
+            limits=services.pack,
+            speed=services.speed,
+            passed=services.recorder.passed,
+        )
         self._jobs: dict[HandoffKey, PrefillJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
@@ -84,6 +92,7 @@ class PrefillEngine:
         """Begins to take prompts; call it once, inside the loop."""
         self._loops = [
             asyncio.create_task(self._take_turns(), name="prefill-turns"),
+            asyncio.create_task(self._batcher.run_passes(), name="prefill-passes"),
             asyncio.create_task(self._reap(), name="prefill-reaper"),
         ]
 
@@ -243,11 +252,8 @@ class PrefillEngine:
 
     async def _take_turns(self) -> None:
         while True:
-            job = await self._services.queue.get()
-            turn_over = asyncio.Event()
-            run = PromptRun(job, services=self._services, turn_over=turn_over)
-            self._spawn(job, run.run())
-            await turn_over.wait()
+            turn = await self._batcher.next()
+            self._spawn(turn.job, PromptRun(turn, services=self._services).run())
 
     def _spawn(self, job: PrefillJob, work: Coroutine[Any, Any, Sealed]) -> None:
         task = asyncio.create_task(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from prefill_service.engine.dense_pass import DensePass, onward
-from prefill_service.engine.layer_steps import LayerKv, LayerRun
+from prefill_service.engine.layer_steps import KeptShare, LayerKv, LayerRun
 from prefill_service.engine.prompt_view import DenseView
 from prefill_service.engine.selection import gathered
 from prefill_service.ranking.base import Observation, PromptRanker, Ranker, SideInputs
@@ -211,12 +211,10 @@ class Family:
             kept_N = _selected(score_C[None], variant, count=variant.kept)[0]
         rope = dense.rope.rows(kept_N)
         rows = slice(-1, None) if lp == variant.num_layers - 1 else slice(None)
+        onward_N = kept_N[rows]
+        kept = KeptShare(rows=slice(0, onward_N.shape[0]), positions_N=onward_N, kv=dense.kv(lp))
         x_NE = dense.steps.chosen(
-            dense.model.layers[lp],
-            dense.input(lp)[kept_N[rows]],
-            rope.rows(rows),
-            dense.kv(lp),
-            positions_N=kept_N[rows],
+            dense.model.layers[lp], dense.input(lp)[onward_N], rope.rows(rows), kept=[kept]
         )
         x_1E, after = onward(dense, x_NE, rope=rope, first=lp + 1, window=variant.window)
         choice = _CacheChoice(variant, ranker, score_C=score_C, kept_N=kept_N)

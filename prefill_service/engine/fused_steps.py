@@ -1,20 +1,29 @@
-"""The ways to run one decoder layer over a prompt on a CUDA device, with kernels of ours.
+"""The ways to run one decoder layer over prompts on a CUDA device, with kernels of ours.
 
-Products go block by block, which bounds the wide activations; attention goes over the whole prompt
-at once, as exact kernels want it. Nothing here waits for the device. The stream of activations is
+Products go block by block, which bounds the wide activations; attention goes over whole prompts at
+once, as exact kernels want it. Nothing here waits for the device. The stream of activations is
 written in place: both products that end in it add to it.
 
-Shapes: T tokens of the sequence, P the same with padding, W window rows, N rows that go on, B rows
+Shapes: T rows of all prompts, P the same with padding, W window rows, N rows that go on, B rows
 of a block, E hidden width, H query heads, G KV heads, D head size.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F  # noqa: N812 - the name torch users know
 from torch import Tensor
 
-from prefill_service.engine.layer_steps import BlockSink, LayerKv, LayerRun, blocks
+from prefill_service.engine.layer_steps import (
+    KeptShare,
+    LayerKv,
+    LayerRun,
+    Share,
+    blocks,
+    cuts,
+    hand_over,
+    joined,
+)
 from prefill_service.kernels.gated_product import gated_product
 from prefill_service.kernels.kept_queries import kept_queries_attention
 from prefill_service.kernels.rotate_heads import HeadNorms, HeadTargets, rotate_heads
@@ -27,7 +36,7 @@ from shared.model.rope import RopeTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedLayerSteps:
-    """Runs layers for one prompt; `LayerSteps` is its slow twin and says what each way gives."""
+    """Runs layers; `LayerSteps` is its slow twin and says what each way gives."""
 
     attention: DeviceAttention
     """The backend."""
@@ -36,36 +45,43 @@ class FusedLayerSteps:
     chunk_tokens: int
     """Tokens of a block."""
     check: Callable[[], None]
-    """Called before every block; raises to stop the prompt."""
+    """Called before every block; raises to stop all prompts."""
 
     def whole(
-        self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, window: int, sink: BlockSink
-    ) -> LayerRun:
+        self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, shares: Sequence[Share]
+    ) -> list[LayerRun]:
         """Runs a layer on every token, `x_TE` in place; see `PromptSteps.whole`."""
-        tokens, room = x_TE.shape[0], self.attention.padded(x_TE.shape[0])
-        config = self.config
+        tokens, config = x_TE.shape[0], self.config
+        lengths = tuple(share.rows.stop - share.rows.start for share in shares)
+        room = self.attention.padded(*lengths)
         q_PHD = _padded(x_TE, tokens, (room, config.num_heads, config.head_dim))
-        k_PGD, v_PGD = self._kv_room(x_TE, room=room)
+        kv_PGD = self._kv_room(x_TE, room=room)
         for rows in self._blocks(tokens):
             product_BX = self._product(layer, x_TE[rows], rows=slice(None))
-            targets = HeadTargets(q_THD=q_PHD[rows], kv_TGD=(k_PGD[rows], v_PGD[rows]))
+            targets = HeadTargets(q_THD=q_PHD[rows], kv_TGD=(kv_PGD[0][rows], kv_PGD[1][rows]))
             self._rotate(layer, product_BX, rope.rows(rows), to=targets)
-            sink(rows.start, k_PGD[rows], v_PGD[rows])
-        seen = self.attention.prompt(q_PHD, k_PGD, v_PGD, tokens=tokens, want_lse=window > 0)
-        last = slice(tokens - window, tokens)
-        q_WHD = q_PHD[last].clone()
+            _hand_over(shares, rows, kv_PGD)
+        want_lse = any(share.window for share in shares)
+        seen = self.attention.prompts(q_PHD, *kv_PGD, lengths=lengths, want_lse=want_lse)
+        windows = [slice(share.rows.stop - share.window, share.rows.stop) for share in shares]
+        queries = [q_PHD[window].clone() for window in windows]
         del q_PHD  # the widest tensor here, and only these few queries are looked at again
         for rows in self._blocks(tokens):
             self._finish(layer, x_TE[rows], seen.out_THD[rows])
-        return LayerRun(
-            kv=LayerKv(k_TGD=k_PGD[:tokens], v_TGD=v_PGD[:tokens]),
-            q_WHD=q_WHD,
-            lse_WH=None if seen.lse_TH is None else seen.lse_TH[last].clone(),
-        )
+        kv = LayerKv(k_TGD=kv_PGD[0], v_TGD=kv_PGD[1])
+        lse_TH = seen.lse_TH
+        return [
+            LayerRun(
+                kv=share.of(kv),
+                q_WHD=q_WHD,
+                lse_WH=None if lse_TH is None else lse_TH[window].clone(),
+            )
+            for share, window, q_WHD in zip(shares, windows, queries, strict=True)
+        ]
 
     def keys_and_values(
-        self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, sink: BlockSink
-    ) -> LayerKv:
+        self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, shares: Sequence[Share]
+    ) -> list[LayerKv]:
         """Only the keys and values of a layer; see `PromptSteps.keys_and_values`."""
         k_TGD, v_TGD = self._kv_room(x_TE, room=x_TE.shape[0])
         kv_rows = slice(self.config.num_heads * self.config.head_dim, None)
@@ -73,17 +89,11 @@ class FusedLayerSteps:
             product_BX = self._product(layer, x_TE[rows], rows=kv_rows)
             targets = HeadTargets(kv_TGD=(k_TGD[rows], v_TGD[rows]))
             self._rotate(layer, product_BX, rope.rows(rows), to=targets)
-            sink(rows.start, k_TGD[rows], v_TGD[rows])
-        return LayerKv(k_TGD=k_TGD, v_TGD=v_TGD)
+            _hand_over(shares, rows, (k_TGD, v_TGD))
+        return [share.of(LayerKv(k_TGD=k_TGD, v_TGD=v_TGD)) for share in shares]
 
     def chosen(
-        self,
-        layer: DecoderLayer,
-        x_NE: Tensor,
-        rope: RopeTable,
-        kv: LayerKv,
-        *,
-        positions_N: Tensor,
+        self, layer: DecoderLayer, x_NE: Tensor, rope: RopeTable, *, kept: Sequence[KeptShare]
     ) -> Tensor:
         """The rest of a layer for some tokens, `x_NE` in place; see `PromptSteps.chosen`."""
         config = self.config
@@ -93,8 +103,7 @@ class FusedLayerSteps:
             product_BX = self._product(layer, x_BE, rows=q_rows)
             q_BHD = x_NE.new_empty((x_BE.shape[0], config.num_heads, config.head_dim))
             self._rotate(layer, product_BX, rope.rows(rows), to=HeadTargets(q_THD=q_BHD))
-            attn_BHD = kept_queries_attention(q_BHD, (kv.k_TGD, kv.v_TGD), positions_N[rows])
-            self._finish(layer, x_BE, attn_BHD)
+            self._finish(layer, x_BE, _attend_kept(q_BHD, kept, rows))
         return x_NE
 
     def _product(self, layer: DecoderLayer, x_BE: Tensor, *, rows: slice) -> Tensor:
@@ -134,3 +143,24 @@ def _padded(like: Tensor, tokens: int, shape: tuple[int, int, int]) -> Tensor:
     if shape[0] > tokens:
         room[tokens:].zero_()
     return room
+
+
+def _hand_over(shares: Sequence[Share], rows: slice, kv_TGD: tuple[Tensor, Tensor]) -> None:
+    for index, own in cuts([share.rows for share in shares], rows):
+        hand_over(shares[index], own, kv_TGD)
+
+
+def _attend_kept(q_BHD: Tensor, kept: Sequence[KeptShare], rows: slice) -> Tensor:
+    """Attention [B, H, D] of a block's queries, each over the keys of its own prompt."""
+    attended = []
+    for index, own in cuts([share.rows for share in kept], rows):
+        share = kept[index]
+        first = share.rows.start
+        attended.append(
+            kept_queries_attention(
+                q_BHD[own.start - rows.start : own.stop - rows.start],
+                (share.kv.k_TGD, share.kv.v_TGD),
+                share.positions_N[own.start - first : own.stop - first],
+            )
+        )
+    return joined(attended)

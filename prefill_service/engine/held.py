@@ -1,4 +1,4 @@
-"""Host memory for KV on its way, and computed KV held for a resend under a lease."""
+"""Memory for KV on its way, and computed KV held for a resend under a lease."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from prefill_service.engine.parcel import Parcel
-from shared.errors import InvalidRequestError
+from shared.errors import HandoffError, InvalidRequestError
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
 
 Clock = Callable[[], float]
@@ -31,7 +31,7 @@ class HeldKv:
 
     @property
     def nbytes(self) -> int:
-        """Host bytes."""
+        """Bytes of its slab."""
         return self.parcel.slab.nbytes
 
 
@@ -166,11 +166,26 @@ class HeldStore:
     async def reading(self, held: HeldKv) -> AsyncIterator[None]:
         """Keeps the bytes counted while a resend reads them, even when the hold ends meanwhile."""
         async with held.sending:
+            if not held.keys:
+                raise HandoffError(
+                    "nothing is held any more: the hold ended while another resend read it; "
+                    "send the prompt again"
+                )
             try:
                 yield
             finally:
                 if not held.keys:
+                    held.parcel.slab.close()
                     self.discharge(held.nbytes)
+
+    def make_room(self) -> bool:
+        """Drops the oldest hold that nobody reads; False when there is none."""
+        for held in self._held.values():
+            if not held.sending.locked():
+                held.machine.try_advance(HandoffState.EXPIRED)
+                self._remove(held)
+                return True
+        return False
 
     def clear(self) -> None:
         """Drops everything."""
@@ -194,4 +209,6 @@ class HeldStore:
         self._held_bytes -= held.nbytes
         if held.sending.locked():
             self._active_bytes += held.nbytes
+        else:
+            held.parcel.slab.close()
         self._freed.set()

@@ -8,6 +8,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from prefill_service.engine.handoff_notes import HandoffNotes
 from shared.errors import TandemError
 from shared.grammar.matcher import TokenMatcher
 from shared.types.handoff import HandoffKey
@@ -136,6 +137,8 @@ class PrefillJob:
         self.created = time.monotonic()
         self.context = copy_context()
         """The caller's request id and trace, for the tasks that work on the prompt."""
+        self.notes = HandoffNotes() if request.options.trace else None
+        """Moments of its handoff, when the request asked for a trace."""
         self.outcome: Sealed | Failed | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()

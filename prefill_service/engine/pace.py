@@ -8,6 +8,7 @@ nearly as long as its computation.
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -53,11 +54,11 @@ class Pace:
 
 
 def mark_for(device: torch.device) -> Callable[[], Mark] | None:
-    """Marks work on `device`; None for a CPU."""
-    return _mark if device.type == "cuda" else None
+    """Marks work on the current stream of `device`; None for a CPU."""
+    return partial(_mark, device) if device.type == "cuda" else None
 
 
-def _mark() -> Mark:
+def _mark(device: torch.device) -> Mark:
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event

@@ -2,16 +2,15 @@
 
 import asyncio
 import hashlib
-import time
 
 import numpy as np
 
-from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.job import PromptRequest
 from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.prompt_slab import PromptSlab
 from prefill_service.engine.sender import ReserveTerms
 from shared.types.handoff import HandoffKey
-from shared.types.kv_manifest import KvManifest
+from shared.types.kv_manifest import KvManifest, SegmentCheck
 from shared.types.model_identity import ModelIdentity
 from shared.types.sampling import SampledToken
 from shared.types.trace import PromptTrace
@@ -28,7 +27,7 @@ class Parcel:
     """
 
     def __init__(
-        self, request: PromptRequest, *, plan: PromptPlan, slab: HostSlab, model: ModelIdentity
+        self, request: PromptRequest, *, plan: PromptPlan, slab: PromptSlab, model: ModelIdentity
     ) -> None:
         self.request = request
         self.plan = plan
@@ -36,6 +35,7 @@ class Parcel:
         self.completed_at = 0.0
         self.trace: PromptTrace | None = None
         self._model = model
+        self._prompt_hash = ""
         self._first_tokens: tuple[SampledToken, ...] = ()
         self._complete = asyncio.Event()
 
@@ -62,35 +62,56 @@ class Parcel:
         penalised = self.request.sampling.repetition_penalty != 1.0
         return self.request.token_ids if penalised else ()
 
+    def prepare(self) -> None:
+        """Works out what does not depend on the computation, so that nobody waits for it after."""
+        self._prompt_hash = self._prompt_hash or hash_prompt(self.request.token_ids)
+
     def finish(
         self,
         first_tokens: tuple[SampledToken, ...],
         *,
         plan: PromptPlan,
+        ended_at: float,
         trace: PromptTrace | None = None,
     ) -> None:
-        """The prompt is computed, as `plan` and, when it was asked for, `trace` say."""
+        """The prompt is computed, as `plan` and, when it was asked for, `trace` say.
+
+        Args:
+            first_tokens: one a branch.
+            plan: the final one.
+            ended_at: when they were known, in monotonic seconds.
+            trace: what was kept.
+        """
         self.plan = plan
         self.trace = trace
         self._first_tokens = first_tokens
-        self.completed_at = time.monotonic()
+        self.completed_at = ended_at
         self._complete.set()
 
-    async def manifest(self, key: HandoffKey) -> KvManifest:
-        """What a delivery under `key` promises; waits until the prompt is computed."""
+    async def manifest(
+        self, key: HandoffKey, *, check: SegmentCheck = SegmentCheck.CRC32
+    ) -> KvManifest:
+        """What a delivery under `key` promises; waits until the prompt is computed.
+
+        Args:
+            key: of the delivery.
+            check: the sums that the receiver of the bytes compares.
+        """
+        self.prepare()
         await self._complete.wait()
         return KvManifest(
             handoff=key,
             model=self._model,
             prompt_tokens=self.plan.prompt_tokens,
             next_position=self.plan.prompt_tokens,
-            prompt_hash=hash_prompt(self.request.token_ids),
+            prompt_hash=self._prompt_hash,
             pruning=self.plan.summary,
             layouts=self.plan.slab.layouts,
             layer_layouts=self.plan.slab.layer_layouts,
-            segments=await self.slab.segments(),
+            segments=await self.slab.segments(check),
             first_tokens=self._first_tokens,
             draws=1 + self.request.earlier_tokens,
+            check=check,
         )
 
 

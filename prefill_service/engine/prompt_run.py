@@ -5,32 +5,34 @@ Both leave nothing behind however they end: no reservation, no slab, no compute.
 
 import asyncio
 import time
+from dataclasses import replace
 
+from prefill_service.engine.batcher import Turn
 from prefill_service.engine.compute import Computed
 from prefill_service.engine.courier import Arrived, Courier
+from prefill_service.engine.handoff_notes import HandoffNotes
 from prefill_service.engine.held import HeldKv
-from prefill_service.engine.host_slab import HostSlab
-from prefill_service.engine.job import PrefillJob, Sealed, Started
+from prefill_service.engine.job import PrefillJob, Sealed
 from prefill_service.engine.parcel import Parcel
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.services import Services
 from shared.errors import TandemError
 from shared.types.handoff import HandoffStateMachine
+from shared.types.trace import PromptTrace
 
 
 class PromptRun:
     """One prompt's turn.
 
     Args:
-        job: the prompt.
+        turn: its place in a pass; left as soon as it was computed, or will not be.
         services: what to work with.
-        turn_over: set as soon as the next prompt may be computed.
     """
 
-    def __init__(self, job: PrefillJob, *, services: Services, turn_over: asyncio.Event) -> None:
-        self._job = job
+    def __init__(self, turn: Turn, *, services: Services) -> None:
+        self._job = turn.job
+        self._turn = turn
         self._services = services
-        self._turn_over = turn_over
         self._computed: Computed | None = None
 
     async def run(self) -> Sealed:
@@ -50,24 +52,26 @@ class PromptRun:
             finally:
                 held.discharge(nbytes)
         finally:
-            self._turn_over.set()
+            self._turn.leave()
 
     async def _admitted(self, plan: PromptPlan) -> Sealed:
         job, services = self._job, self._services
-        slab = HostSlab(plan.slab, geometry=services.geometry, executor=services.compute.checksums)
+        slab = await job.unless_stopped(services.slabs.make(plan))
         parcel = Parcel(job.request, plan=plan, slab=slab, model=services.model)
         courier = _courier(job, parcel, services=services)
         machine = HandoffStateMachine(job.key)
         try:
             await job.unless_stopped(courier.reserve())
-            job.emit(Started(time.monotonic() - job.created, plan.summary))
             arrived = await self._compute_and_deliver(parcel, courier)
             machine = arrived.delivery.machine
-            return _sealed(parcel, arrived, services=services, computed=self._computed)
+            return _sealed(
+                parcel, arrived, services=services, notes=job.notes, computed=self._computed
+            )
         finally:
             await courier.abort("ended")
-            if parcel.complete and not job.stopping():
-                services.held.hold(HeldKv(parcel, machine))
+            again = parcel.complete and not job.stopping()
+            if not (again and services.held.hold(HeldKv(parcel, machine))):
+                slab.close()
 
     async def _compute_and_deliver(self, parcel: Parcel, courier: Courier) -> Arrived:
         """Runs both side by side; whichever fails first ends the other."""
@@ -82,19 +86,15 @@ class PromptRun:
             await compute
 
     async def _compute(self, parcel: Parcel) -> None:
-        job, services = self._job, self._services
-        began = time.monotonic()
         try:
-            self._computed = await services.compute.run(job, plan=parcel.plan, slab=parcel.slab)
+            done = self._computed = await self._turn.compute(parcel.plan, parcel.slab)
         except TandemError as error:
-            job.stop(error)
+            self._job.stop(error)
             return
         finally:
-            self._turn_over.set()
-        services.speed.record(job.tokens, time.monotonic() - began)
-        services.recorder.computed(self._computed)
-        done = self._computed
-        parcel.finish(done.first_tokens, plan=done.plan, trace=done.trace)
+            self._turn.leave()
+        self._services.recorder.computed(done)
+        parcel.finish(done.first_tokens, plan=done.plan, ended_at=done.ended_at, trace=done.trace)
 
 
 async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed:
@@ -112,7 +112,7 @@ async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed
         finally:
             await courier.abort("ended")
         services.held.delivered(held, arrived.delivery.machine)
-    return _sealed(held.parcel, arrived, services=services, began=began)
+    return _sealed(held.parcel, arrived, services=services, notes=job.notes, began=began)
 
 
 def _courier(job: PrefillJob, parcel: Parcel, *, services: Services) -> Courier:
@@ -122,6 +122,7 @@ def _courier(job: PrefillJob, parcel: Parcel, *, services: Services) -> Courier:
         targets=job.request.targets,
         links=services.links,
         policy=services.policy,
+        notes=job.notes,
     )
 
 
@@ -130,6 +131,7 @@ def _sealed(
     arrived: Arrived,
     *,
     services: Services,
+    notes: HandoffNotes | None,
     computed: Computed | None = None,
     began: float | None = None,
 ) -> Sealed:
@@ -146,5 +148,12 @@ def _sealed(
         kept_tokens=parcel.plan.summary.kept_tokens,
         phases=tuple(phases),
         lease_s=services.held.lease_s,
-        trace=parcel.trace,
+        trace=_trace(parcel, notes),
     )
+
+
+def _trace(parcel: Parcel, notes: HandoffNotes | None) -> PromptTrace | None:
+    """What was kept and when it moved, when the request asked."""
+    if parcel.trace is None or notes is None:
+        return parcel.trace
+    return replace(parcel.trace, handoff=notes.adopted())

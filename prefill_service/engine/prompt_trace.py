@@ -9,8 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from prefill_service.engine.observer import KvObserver
 from prefill_service.engine.plan import PromptPlan
-from prefill_service.engine.runner import KvObserver
 from shared.types.trace import MAX_SPANS, PROMPT_COLUMNS, LayoutTrace, PromptTrace, Ranges
 
 

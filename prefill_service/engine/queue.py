@@ -10,30 +10,39 @@ from shared.types.handoff import HandoffKey
 FALLBACK_RETRY_S = 1.0
 """Seconds to wait before a retry while no speed has been measured."""
 
+TELLING_TOKENS = 32
+"""Passes of fewer tokens say nothing about speed: nearly all of their time is fixed."""
+
 MAX_RETRY_S = 120.0
 """Longest advice for a retry."""
 
 
 class SpeedMeter:
-    """Recent prompt tokens per second, as an exponential average over prompts.
+    """Recent prompt tokens per second: tokens over time, both as exponential averages over passes.
+
+    So a pass of few tokens, whose time is mostly fixed, counts by its time alone.
 
     Args:
-        weight: share of the newest prompt in (0, 1].
+        weight: share of the newest pass in (0, 1].
     """
 
     def __init__(self, weight: float = 0.3) -> None:
         self._weight = weight
-        self.tokens_per_second = 0.0
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """0 while nothing was measured."""
+        return self._tokens / self._seconds if self._seconds else 0.0
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Takes in one finished prompt."""
-        if seconds <= 0:
+        """Takes in one finished pass."""
+        if seconds <= 0 or tokens < TELLING_TOKENS:
             return
-        speed = tokens / seconds
-        if self.tokens_per_second == 0.0:
-            self.tokens_per_second = speed
-        else:
-            self.tokens_per_second += self._weight * (speed - self.tokens_per_second)
+        weight = self._weight if self._seconds else 1.0
+        self._tokens += weight * (tokens - self._tokens)
+        self._seconds += weight * (seconds - self._seconds)
 
     def seconds_for(self, tokens: int) -> float:
         """Estimated seconds for `tokens`, bounded, never below a tenth."""
@@ -107,11 +116,16 @@ class TokenQueue:
                 retry_after_s=late,
             )
 
-    async def get(self) -> PrefillJob:
-        """Takes the first prompt, waiting for one."""
+    async def first(self) -> PrefillJob:
+        """The first prompt, waiting for one; it stays where it is."""
         while not self._jobs:
             self._arrived.clear()
             await self._arrived.wait()
+        return next(iter(self._jobs.values()))
+
+    async def get(self) -> PrefillJob:
+        """Takes the first prompt, waiting for one."""
+        await self.first()
         _, job = self._jobs.popitem(last=False)
         self._tokens -= job.tokens
         return job

@@ -28,11 +28,15 @@ class MetricsRecorder:
         self._health.build_info.labels(role=role, model=model, version=version).set(1)
         self._health.config_info.labels(role=role, config=config).set(1)
 
+    def passed(self, prompts: int, tokens: int) -> None:
+        """Counts a pass through the model."""
+        self._metrics.batch_prompts.observe(prompts)
+        self._metrics.batch_tokens.observe(tokens)
+
     def computed(self, computed: Computed) -> None:
         """Counts a prompt that went through the model."""
         plan = computed.plan
         kept = plan.summary.kept_tokens
-        self._metrics.batch_tokens.observe(plan.prompt_tokens)
         self._metrics.claa_tokens_in.inc(plan.prompt_tokens)
         self._metrics.claa_tokens_kept.inc(kept)
         self._metrics.claa_keep_rate.observe(kept / plan.prompt_tokens)

@@ -7,8 +7,9 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.handoff_notes import HandoffNotes, NotedSender
 from prefill_service.engine.job import Target
+from prefill_service.engine.prompt_slab import PromptSlab
 from shared.errors import (
     HandoffError,
     InvalidRequestError,
@@ -94,13 +95,22 @@ class Delivery:
         key: the handoff.
         target: the decode worker.
         links: ways to it.
+        notes: of a traced prompt, of when its bytes went.
     """
 
-    def __init__(self, *, key: HandoffKey, target: Target, links: Links) -> None:
+    def __init__(
+        self,
+        *,
+        key: HandoffKey,
+        target: Target,
+        links: Links,
+        notes: HandoffNotes | None = None,
+    ) -> None:
         self.target = target
         self.transport = ""
         self.machine = HandoffStateMachine(key)
         self._links = links
+        self._notes = notes
         self._grant: Grant | None = None
         self._sender: KvSender | None = None
         self._asked = False
@@ -124,7 +134,7 @@ class Delivery:
         self.machine.advance(HandoffState.RESERVED)
         return None
 
-    async def push(self, slab: HostSlab) -> TransferStats:
+    async def push(self, slab: PromptSlab) -> TransferStats:
         """Sends every range of the slab as it becomes final, and seals.
 
         Raises:
@@ -136,8 +146,11 @@ class Delivery:
             worker_id=self.target.worker_id, address=address, grant=grant
         )
         self.transport = transport.name
+        sender = transport.sender()
+        if self._notes is not None:
+            sender = NotedSender(sender, self._notes)
         try:
-            stats = await self._send(slab, sender=transport.sender(), grant=grant)
+            stats = await self._send(slab, sender=sender, grant=grant)
         except TandemError as error:
             pairs.lost(address=address, grant=grant, transport=self.transport, error=error)
             raise
@@ -145,7 +158,7 @@ class Delivery:
         self.machine.advance(HandoffState.SEALED)
         return stats
 
-    async def _send(self, slab: HostSlab, *, sender: KvSender, grant: Grant) -> TransferStats:
+    async def _send(self, slab: PromptSlab, *, sender: KvSender, grant: Grant) -> TransferStats:
         self._sender = sender
         await sender.open(address=self.target.address, grant=grant)
         self.machine.advance(HandoffState.STREAMING)

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from prefill_service.engine.batcher import PackLimits
 from prefill_service.engine.compute import Computed, ComputeThread
 from prefill_service.engine.courier import DeliveryPolicy
 from prefill_service.engine.held import HeldStore
 from prefill_service.engine.job import Failed, PrefillJob, PromptRequest, Sealed
 from prefill_service.engine.plan import PromptPlan, plan_prompt, served_params
+from prefill_service.engine.prompt_slab import PromptSlab
 from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from prefill_service.engine.sender import Links
 from shared.errors import ConfigError
@@ -49,8 +51,20 @@ def profile_planner(config: ModelConfig, *, geometry: KvGeometry, params: Prunin
     return plan
 
 
+class Slabs(Protocol):
+    """Makes the slabs of prompts."""
+
+    async def make(self, plan: PromptPlan) -> PromptSlab:
+        """A slab for a prompt whose bytes were admitted."""
+        ...
+
+
 class Recorder(Protocol):
     """Is told what happened, for metrics and logs; on the loop."""
+
+    def passed(self, prompts: int, tokens: int) -> None:
+        """Prompts went through the model in one pass, with these tokens in all."""
+        ...
 
     def computed(self, computed: Computed) -> None:
         """A prompt went through the model."""
@@ -71,16 +85,18 @@ class Services:
     """Decides what to prune."""
     model: ModelIdentity
     """Whose KV is sent."""
-    geometry: KvGeometry
-    """Its shape."""
+    slabs: Slabs
+    """Where KV waits for its delivery."""
     links: Links
     """Ways to decode workers."""
     policy: DeliveryPolicy
     """How persistently they are tried."""
     queue: TokenQueue
     """Waiting prompts."""
+    pack: PackLimits
+    """How many of them are computed together."""
     held: HeldStore
-    """Host memory and leases."""
+    """Bounds of that memory, and leases."""
     speed: SpeedMeter
     """Measured speed."""
     recorder: Recorder

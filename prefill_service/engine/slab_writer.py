@@ -1,4 +1,4 @@
-"""Observers that bring a prompt's KV to its host slab: at once, or beside the computation.
+"""Observers that bring a prompt's KV to its slab: at once, or beside the computation.
 
 Shapes: N slots, R rows of positions, G KV heads, D head size.
 """
@@ -12,10 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.device_slab import DeviceSlab
+from prefill_service.engine.observer import KvObserver
 from prefill_service.engine.pace import Mark, mark_for
 from prefill_service.engine.plan import PromptPlan
-from prefill_service.engine.runner import KvObserver
+from prefill_service.engine.prompt_slab import PromptSlab
+from prefill_service.engine.resident_writer import ResidentSlabWriter
 
 _WAITING = 64
 """Blocks that may wait for their copy; then the engine waits, which bounds device memory."""
@@ -39,7 +41,7 @@ class DirectSlabWriter:
         progressed: is told the prompt tokens that are done.
     """
 
-    def __init__(self, slab: HostSlab, *, progressed: Callable[[int], None]) -> None:
+    def __init__(self, slab: PromptSlab, *, progressed: Callable[[int], None]) -> None:
         self._slab = slab
         self._progressed = progressed
 
@@ -71,7 +73,7 @@ class DirectSlabWriter:
 
 
 class DeviceSlabWriter:
-    """Copies from a CUDA device in a thread and a stream of its own, so that nothing waits for it.
+    """Copies from a CUDA device to a host slab in a thread and a stream of its own.
 
     The engine goes on enqueueing layers; a block is copied once the device has computed it.
 
@@ -82,7 +84,7 @@ class DeviceSlabWriter:
     """
 
     def __init__(
-        self, slab: HostSlab, *, progressed: Callable[[int], None], device: torch.device
+        self, slab: PromptSlab, *, progressed: Callable[[int], None], device: torch.device
     ) -> None:
         self._direct = DirectSlabWriter(slab, progressed=progressed)
         self._device = device
@@ -167,9 +169,11 @@ class _Piece:
 
 
 def slab_writer(
-    slab: HostSlab, *, progressed: Callable[[int], None], device: torch.device
+    slab: PromptSlab, *, progressed: Callable[[int], None], device: torch.device
 ) -> SlabWriter:
-    """The one for a model on `device`."""
+    """The one for a slab and a model on `device`."""
+    if isinstance(slab, DeviceSlab):
+        return ResidentSlabWriter(slab, progressed=progressed, device=device)
     if device.type == "cuda":
         return DeviceSlabWriter(slab, progressed=progressed, device=device)
     return DirectSlabWriter(slab, progressed=progressed)

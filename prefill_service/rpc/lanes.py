@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from prometheus_client import CollectorRegistry
 
 from prefill_service.config import PrefillConfig
+from shared.kv.memory import KvMemory
 from shared.rpc.tls import PeerTls
 from shared.telemetry.metrics import PairMetrics, TransferMetrics
 from shared.transport.base import LocalEndpoint, TransportContext
@@ -65,6 +66,7 @@ def open_lanes(
     tls: PeerTls | None,
     registry: CollectorRegistry,
     endpoint: LocalEndpoint | None = None,
+    memory: KvMemory | None = None,
 ) -> Lanes:
     """Opens what the settings name.
 
@@ -74,6 +76,7 @@ def open_lanes(
         tls: mutual TLS with the decode workers; None: plain text.
         registry: takes the metrics.
         endpoint: a receiver of this process, for the transport `loopback`.
+        memory: device memory that KV is sent from; None: the host's.
 
     Raises:
         ConfigError: a name is unknown, or the required or every wanted one does not work here.
@@ -86,6 +89,7 @@ def open_lanes(
             incarnation=own.incarnation,
             local_endpoints={} if endpoint is None else OnlyEndpoint(endpoint),
             tls=tls,
+            memory=memory,
         ),
         metrics=TransferMetrics(registry),
         faults=config.faults,

@@ -5,12 +5,12 @@ write that arrives after its lease ended is refused and cannot touch the next le
 changes the slab; views of a held lease may be read by another.
 """
 
-import mmap
 from bisect import insort
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from shared.errors import ConfigError, InternalError, InvalidRequestError, StaleWriteError
+from shared.kv.memory import Allocator, HostMemory, MemoryPart
 from shared.kv.slab_layout import aligned
 
 
@@ -35,20 +35,21 @@ class _Held:
 
 
 class Slab:
-    """Leases of one lazily touched anonymous buffer; first fit, coalescing.
+    """Leases of one buffer; first fit, coalescing.
 
     Args:
         nbytes: size of the buffer.
         spare_bytes: bytes of `memory` behind it, which are never granted.
+        allocate: makes the buffer; the default's is lazily touched.
     """
 
-    def __init__(self, nbytes: int, *, spare_bytes: int = 0) -> None:
+    def __init__(
+        self, nbytes: int, *, spare_bytes: int = 0, allocate: Allocator = HostMemory
+    ) -> None:
         if nbytes < 1:
             raise ConfigError(f"the landing slab needs at least one byte, not {nbytes}: raise it")
         self.total_bytes = aligned(nbytes)
-        size = self.total_bytes + spare_bytes
-        self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._bytes = memoryview(self.memory)
+        self.memory = allocate(self.total_bytes + spare_bytes)
         self._gaps: list[tuple[int, int]] = [(0, self.total_bytes)]
         self._held: dict[int, _Held] = {}
         self._free_slots: list[int] = []
@@ -97,15 +98,27 @@ class Slab:
                 nothing is written.
         """
         source = memoryview(data).cast("B")
-        self._window(slot, generation, offset, source.nbytes)[:] = source
+        start = self._window(slot, generation, offset, source.nbytes)
+        self.memory.store(start, source)
 
     def view(self, slot: int, generation: int, offset: int, length: int) -> memoryview:
-        """A writable view of `length` bytes at `offset` of a lease, valid while the lease is held.
+        """`length` bytes at `offset` of a lease, on the host.
+
+        Writable and valid while the lease is held where the slab is host memory; else a copy.
 
         Raises:
             StaleWriteError: the lease ended, is in quarantine, or the range leaves it.
         """
-        return self._window(slot, generation, offset, length)
+        return self.memory.fetch(self._window(slot, generation, offset, length), length)
+
+    def locate(self, slot: int, generation: int, offset: int, length: int) -> MemoryPart:
+        """The same bytes where they are.
+
+        Raises:
+            StaleWriteError: the lease ended, is in quarantine, or the range leaves it.
+        """
+        start = self._window(slot, generation, offset, length)
+        return MemoryPart(self.memory, start, length)
 
     def lease(self, slot: int, generation: int) -> SlabLease:
         """The lease of this name, for writers that go past `write`.
@@ -179,7 +192,8 @@ class Slab:
             )
         return held
 
-    def _window(self, slot: int, generation: int, offset: int, length: int) -> memoryview:
+    def _window(self, slot: int, generation: int, offset: int, length: int) -> int:
+        """Where bytes of a lease begin in the buffer."""
         held = self._lookup(slot, generation)
         if held.quarantined:
             raise StaleWriteError(
@@ -192,8 +206,7 @@ class Slab:
                 f"bytes {offset}..{offset + length} leave the lease of {lease.nbytes} bytes in "
                 f"slab slot {slot}: the sender planned another layout; start a new attempt"
             )
-        start = lease.offset + offset
-        return self._bytes[start : start + length]
+        return lease.offset + offset
 
     def _add_gap(self, start: int, size: int) -> None:
         insort(self._gaps, (start, size))

@@ -12,6 +12,7 @@ from shared.model.embedded import EMBEDDED, EmbeddedModel, gguf_of
 from shared.model.folder import (
     CHECKSUM_FILE,
     CONFIG_FILE,
+    DRAWN_FILE,
     INDEX_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
@@ -97,7 +98,7 @@ def list_models(cache_dir: Path | None = None) -> list[CatalogModel]:
 
 def is_complete(folder: Path) -> bool:
     """Whether configuration, tokenizer and weights are there."""
-    weights = (folder / WEIGHTS_FILE).is_file() or (folder / INDEX_FILE).is_file()
+    weights = any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE, DRAWN_FILE))
     return weights and all((folder / name).is_file() for name in (CONFIG_FILE, TOKENIZER_FILE))
 
 

@@ -1,20 +1,22 @@
-"""The exact attention kernels for whole prompts on a CUDA device, as far as libraries bring them.
+"""The exact attention kernels for prompts on a CUDA device: what they are, and those of PyTorch.
 
 Every one computes causal softmax attention of a prompt over itself, scaled by 1 / sqrt(D), and can
-tell the natural log-sum-exp of each query's logits, which the scoring of tokens reuses.
+tell the natural log-sum-exp of each query's logits, which the scoring of tokens reuses. Those that
+align their mask at the last query and the last key also serve a block of queries against all keys
+before its end; `kernel_choice` finds out which do.
 
-Shapes: P tokens of a prompt (padding included), H query heads, G KV heads, D head size.
+Shapes: T queries, S keys, P tokens of a prompt (padding included), H query heads, G KV heads, D
+head size.
 """
 
-import importlib.util
-import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from shared.model.config import ModelConfig
+from shared.model.library_attention import FlashAttn2Kernel, FlashAttn4Kernel, FlashInferKernel
 
 HEAD_SIZES = (16, 32, 64, 128, 256)
 """Head sizes of our own kernels around these."""
@@ -65,9 +67,17 @@ class ExactKernel(Protocol):
         """
 
     def attend(
-        self, q_PHD: Tensor, k_PGD: Tensor, v_PGD: Tensor, *, want_lse: bool
+        self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, *, want_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Output [P, H, D] and, if wanted, log-sum-exp [P, H], float32."""
+        """Output [T, H, D] and, if wanted, log-sum-exp [T, H], float32.
+
+        Args:
+            q_THD: queries; of a whole prompt, P rows, or of the last T of S positions, where query
+                t sees keys 0..S-T+t. A kernel that masks otherwise is given whole prompts only.
+            k_SGD: keys.
+            v_SGD: values.
+            want_lse: also give the log-sum-exp.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,8 @@ class CudnnKernel:
 
     It plans anew for every length, 40 to 70 ms on an H200, so lengths are few: a prompt is padded
     by less than a 32nd, or to a whole tile of 128 rows where that is more. For the same reason the
-    log-sum-exp, which costs next to nothing, is always computed.
+    log-sum-exp, which costs next to nothing, is always computed. Its mask starts at the first query
+    and the first key, so that it serves whole prompts only.
     """
 
     @property
@@ -138,101 +149,6 @@ class SdpaFlashKernel:
         return _unbatched(found[0]), _rows(found[1], q_PHD) if want_lse else None
 
 
-@dataclass(frozen=True, slots=True)
-class FlashAttn4Kernel:
-    """The package flash-attn-4 (extra `flash`), for Hopper and newer."""
-
-    @property
-    def name(self) -> str:
-        """`flash_attn_4`."""
-        return "flash_attn_4"
-
-    @property
-    def missing(self) -> str | None:
-        """The package may be missing; `flash_attn` alone is the older one."""
-        return _missing_package("flash_attn.cute", "flash-attn-4")
-
-    def padded(self, tokens: int) -> int:
-        """As many."""
-        return tokens
-
-    def attend(
-        self, q_PHD: Tensor, k_PGD: Tensor, v_PGD: Tensor, *, want_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """See `ExactKernel.attend`."""
-        from flash_attn.cute import flash_attn_func  # noqa: PLC0415  an optional extra
-
-        found = flash_attn_func(
-            q_PHD[None], k_PGD[None], v_PGD[None], causal=True, return_lse=want_lse
-        )
-        out_1PHD, lse_1HP = found if isinstance(found, tuple) else (found, None)
-        return out_1PHD[0], _rows(lse_1HP, q_PHD) if want_lse else None
-
-
-@dataclass(frozen=True, slots=True)
-class FlashAttn2Kernel:
-    """The classic package flash-attn 2, where a user has it."""
-
-    @property
-    def name(self) -> str:
-        """`flash_attn`."""
-        return "flash_attn"
-
-    @property
-    def missing(self) -> str | None:
-        """The package may be missing."""
-        return _missing_package("flash_attn.flash_attn_interface", "flash_attn")
-
-    def padded(self, tokens: int) -> int:
-        """As many."""
-        return tokens
-
-    def attend(
-        self, q_PHD: Tensor, k_PGD: Tensor, v_PGD: Tensor, *, want_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """See `ExactKernel.attend`."""
-        from flash_attn.flash_attn_interface import flash_attn_func  # noqa: PLC0415  optional
-
-        # With "probabilities" it tells the log-sum-exp; the probabilities themselves stay empty.
-        out_1PHD, lse_1HP, _ = flash_attn_func(
-            q_PHD[None], k_PGD[None], v_PGD[None], causal=True, return_attn_probs=True
-        )
-        return out_1PHD[0], _rows(lse_1HP, q_PHD) if want_lse else None
-
-
-@dataclass(frozen=True, slots=True)
-class FlashInferKernel:
-    """FlashInfer's single prefill (extra `flashinfer`)."""
-
-    @property
-    def name(self) -> str:
-        """`flashinfer`."""
-        return "flashinfer"
-
-    @property
-    def missing(self) -> str | None:
-        """The package may be missing."""
-        return _missing_package("flashinfer", "flashinfer")
-
-    def padded(self, tokens: int) -> int:
-        """As many."""
-        return tokens
-
-    def attend(
-        self, q_PHD: Tensor, k_PGD: Tensor, v_PGD: Tensor, *, want_lse: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """See `ExactKernel.attend`."""
-        from flashinfer import single_prefill_with_kv_cache  # noqa: PLC0415  an optional extra
-
-        found: Any = single_prefill_with_kv_cache(
-            q_PHD, k_PGD, v_PGD, causal=True, return_lse=want_lse
-        )
-        if not want_lse:
-            return found, None
-        out_PHD, lse_PH = found
-        return out_PHD, lse_PH * math.log(2.0)  # it counts in powers of two
-
-
 EXACT_KERNELS: tuple[ExactKernel, ...] = (
     CudnnKernel(),
     SdpaFlashKernel(),
@@ -245,14 +161,6 @@ EXACT_KERNELS: tuple[ExactKernel, ...] = (
 
 def _missing_operator(name: str) -> str | None:
     return None if hasattr(torch.ops.aten, name) else f"this PyTorch has no operator {name}"
-
-
-def _missing_package(module: str, package: str) -> str | None:
-    try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # the package that holds it
-        found = None
-    return f"package {package} is not installed" if found is None else None
 
 
 def _batched(x_PHD: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CHECKSUM_FILE = "checksums.json"
+DRAWN_FILE = "drawn_weights.json"
+"""Instead of weights: what every worker draws them from."""
 
 
 @contextmanager
@@ -49,15 +51,37 @@ def write_model(
 ) -> None:
     """Fills `folder` with the standard files and their checksums; dtype of the tensors is kept."""
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    generation = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids)}
-    _write_json(folder / CONFIG_FILE, {**config.to_dict(), "dtype": dtype})
-    _write_json(folder / GENERATION_FILE, generation)
-    _write_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_config)
-    (folder / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
+    _write_texts(
+        folder,
+        config={**config.to_dict(), "dtype": dtype},
+        generation=_generation(config),
+        tokenizer_json=tokenizer_json,
+        tokenizer_config=tokenizer_config,
+    )
     save_file(dict(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    _share_mode(folder, folder / WEIGHTS_FILE)
+    _write_checksums(folder)
+
+
+def write_drawn(
+    folder: Path,
+    *,
+    config: ModelConfig,
+    drawn: str,
+    tokenizer_json: str,
+    tokenizer_config: Mapping[str, Any],
+) -> None:
+    """Fills `folder` like `write_model`, with `drawn` in the place of the weights."""
+    _write_texts(
+        folder,
+        config=config.to_dict(),
+        generation=_generation(config),
+        tokenizer_json=tokenizer_json,
+        tokenizer_config=tokenizer_config,
+    )
+    (folder / DRAWN_FILE).write_text(drawn, encoding="utf-8")
     _share_mode(folder)
-    sums = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
-    _write_json(folder / CHECKSUM_FILE, sums)
+    _write_checksums(folder)
 
 
 def file_sha256(path: Path) -> str:
@@ -66,10 +90,34 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _share_mode(folder: Path) -> None:
-    """Gives the weights, which come as 0600, and the folder the rights that the umask grants."""
+def _generation(config: ModelConfig) -> dict[str, Any]:
+    return {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids)}
+
+
+def _write_texts(
+    folder: Path,
+    *,
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    tokenizer_json: str,
+    tokenizer_config: Mapping[str, Any],
+) -> None:
+    _write_json(folder / CONFIG_FILE, config)
+    _write_json(folder / GENERATION_FILE, generation)
+    _write_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_config)
+    (folder / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
+
+
+def _write_checksums(folder: Path) -> None:
+    sums = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
+    _write_json(folder / CHECKSUM_FILE, sums)
+
+
+def _share_mode(folder: Path, *private: Path) -> None:
+    """Gives files that come as 0600, and the folder, the rights that the umask grants."""
     mode = (folder / CONFIG_FILE).stat().st_mode & 0o666
-    (folder / WEIGHTS_FILE).chmod(mode)
+    for path in private:
+        path.chmod(mode)
     folder.chmod(mode | 0o100 | (mode & 0o044) >> 2)
 
 

@@ -1,14 +1,16 @@
 """Checks and times the exact attention kernels at a model's shape, when a worker starts.
 
 A kernel counts only after it gave the right output and log-sum-exp; then the fastest serves, length
-by length.
+by length. Of those that are right for a block of queries against all keys before its end as well,
+the fastest serves such blocks.
 
-Shapes: T tokens, H query heads, G KV heads, D head size.
+Shapes: T queries, S keys, H query heads, G KV heads, D head size.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,17 +20,18 @@ from shared.model.device_attention import KernelRange
 from shared.model.exact_attention import EXACT_KERNELS, ExactKernel, HeadShape
 from shared.model.plain_attention import plain_attention
 
-MEASURED_TOKENS = (1024, 4096, 16_384)
+MEASURED_TOKENS = (1024, 4096, 16_384, 32_768)
 """Lengths at which kernels are timed; each stands for those nearest to it by ratio."""
 
 LARGEST_ERROR = 1e-2
 """Largest difference from float32, relative to the largest value, of a 16-bit kernel."""
 
-_CHECKED_TOKENS = 333
-_REPEATS = 5
-_FAILURES = (RuntimeError, ValueError, TypeError, AssertionError, ImportError, OSError, LookupError)
-"""What calls of libraries end in that do not take this device, type or shape."""
+MEASURED_BLOCK = (2048, 16_384)
+"""Queries and keys of a block that kernels are timed at."""
 
+_CHECKED_TOKENS = 333
+_CHECKED_BLOCK = 111
+_REPEATS = 5
 Timer = Callable[[Callable[[], object]], float]
 """Gives the seconds of one call."""
 
@@ -42,7 +45,11 @@ class KernelChoice:
     seconds: dict[str, dict[int, float]]
     """Median of a layer's attention, by kernel and tokens."""
     rejected: dict[str, str]
-    """Why a kernel serves no length."""
+    """Why a kernel serves no length, or, as `NAME on blocks`, no blocks."""
+    blocks: ExactKernel | None = None
+    """Serves blocks of queries against more keys; None: none of the kernels can."""
+    block_seconds: dict[str, float] = field(default_factory=dict)
+    """Median of a block's attention, by kernel."""
 
 
 def choose_kernels(
@@ -52,7 +59,10 @@ def choose_kernels(
     kernels: Sequence[ExactKernel] = EXACT_KERNELS,
     timer: Timer | None = None,
 ) -> KernelChoice:
-    """Compares and times kernels on random tensors; takes a second or two on a GPU.
+    """Compares and times kernels on random tensors.
+
+    It takes a second or two on a GPU, and at the first start with a package that compiles its
+    kernels as much longer as that takes: flash-attn 4 seconds, FlashInfer about a minute.
 
     Args:
         shape: heads, type and longest prompt.
@@ -67,21 +77,16 @@ def choose_kernels(
 def _chosen(
     shape: HeadShape, device: torch.device, *, kernels: Sequence[ExactKernel], timed: Timer
 ) -> KernelChoice:
+    lengths = _lengths(shape.max_tokens)
     seconds: dict[str, dict[int, float]] = {}
     rejected: dict[str, str] = {}
-    lengths = _lengths(shape.max_tokens)
     for kernel in kernels:
         reason = kernel.missing or _fault(kernel, shape, device)
-        if reason is not None:
-            rejected[kernel.name] = reason
-            continue
-        try:
-            seconds[kernel.name] = {
-                tokens: _seconds(kernel, shape, device, tokens=tokens, timed=timed)
-                for tokens in lengths
-            }
-        except _FAILURES as error:
-            rejected[kernel.name] = f"it is right, but cannot be timed: {_said(error)}"
+        found = reason or _times(kernel, shape, device, lengths=lengths, timed=timed)
+        if isinstance(found, str):
+            rejected[kernel.name] = found
+        else:
+            seconds[kernel.name] = found
     working = [kernel for kernel in kernels if kernel.name in seconds]
     if not working:
         return KernelChoice(ranges=(), seconds=seconds, rejected=rejected)
@@ -89,7 +94,42 @@ def _chosen(
     for kernel in working:
         if kernel not in fastest:
             rejected[kernel.name] = _slower(kernel.name, fastest, seconds)
-    return KernelChoice(ranges=_ranges(fastest, lengths), seconds=seconds, rejected=rejected)
+    ranges = _ranges(fastest, lengths)
+    whole = KernelChoice(ranges=ranges, seconds=seconds, rejected=rejected)
+    return _with_blocks(whole, shape, device, working=working, timed=timed)
+
+
+def _with_blocks(
+    whole: KernelChoice,
+    shape: HeadShape,
+    device: torch.device,
+    *,
+    working: Sequence[ExactKernel],
+    timed: Timer,
+) -> KernelChoice:
+    """The choice with the fastest of the kernels that mask blocks as they should."""
+    keys = min(MEASURED_BLOCK[1], shape.max_tokens)
+    tokens = max(1, keys * MEASURED_BLOCK[0] // MEASURED_BLOCK[1])
+    seconds: dict[str, float] = {}
+    rejected = dict(whole.rejected)
+    for kernel in working:
+        reason = _fault_of_block(kernel, shape, device)
+        found = reason or _times(
+            kernel, shape, device, lengths=(keys,), timed=timed, queries=tokens
+        )
+        if isinstance(found, str):
+            rejected[f"{kernel.name} on blocks"] = found
+        else:
+            seconds[kernel.name] = found[keys]
+    right = [kernel for kernel in working if kernel.name in seconds]
+    best = min(right, key=lambda kernel: seconds[kernel.name], default=None)
+    for kernel in right:
+        if best is not None and kernel is not best:
+            ratio = seconds[kernel.name] / seconds[best.name]
+            rejected[f"{kernel.name} on blocks"] = (
+                f"slower than {best.name}: {ratio:.2f} times its time at {tokens} tokens of {keys}"
+            )
+    return replace(whole, rejected=rejected, blocks=best, block_seconds=seconds)
 
 
 def _lengths(max_tokens: int) -> tuple[int, ...]:
@@ -132,19 +172,35 @@ def _random(
 
 
 def _fault(kernel: ExactKernel, shape: HeadShape, device: torch.device) -> str | None:
-    """Why a kernel's results cannot be used; None: they are right."""
+    """Why a kernel's results for whole prompts cannot be used; None: they are right."""
     tokens = min(_CHECKED_TOKENS, shape.max_tokens)
-    q, k, v = _random(shape, device, tokens=tokens, rows=kernel.padded(tokens))
+    tensors = _random(shape, device, tokens=tokens, rows=kernel.padded(tokens))
+    return _wrong(kernel, tensors, tokens=tokens, keys=tokens)
+
+
+def _fault_of_block(kernel: ExactKernel, shape: HeadShape, device: torch.device) -> str | None:
+    """The same for a block of queries against more keys."""
+    keys = min(_CHECKED_TOKENS, shape.max_tokens)
+    tokens = -(-keys * _CHECKED_BLOCK // _CHECKED_TOKENS)
+    q, k, v = _random(shape, device, tokens=keys, rows=keys)
+    return _wrong(kernel, (q[-tokens:], k, v), tokens=tokens, keys=keys)
+
+
+def _wrong(
+    kernel: ExactKernel, tensors: tuple[Tensor, Tensor, Tensor], *, tokens: int, keys: int
+) -> str | None:
+    """What is wrong with a kernel's results for `tokens` queries, padding left out, if anything."""
+    q, k, v = tensors
     try:
-        out_PHD, lse_PH = kernel.attend(q, k, v, want_lse=True)
-    except _FAILURES as error:
+        out_THD, lse_TH = kernel.attend(q, k, v, want_lse=True)
+        assert lse_TH is not None, "it gives no log-sum-exp"
+    except Exception as error:  # noqa: BLE001  a library may end in an error of its own kind
         return _said(error)
-    wanted_THD, wanted_TH = plain_attention(q[:tokens], k[:tokens], v[:tokens])
-    off = _difference(out_PHD[:tokens], wanted_THD)
+    wanted_THD, wanted_TH = plain_attention(q[:tokens], k[:keys], v[:keys])
+    off = _difference(out_THD[:tokens], wanted_THD)
     if not off < LARGEST_ERROR:
         return f"its output is {off:.2g} off float32, {LARGEST_ERROR} is allowed"
-    assert lse_PH is not None, "it was wanted"
-    off = _difference(lse_PH[:tokens], wanted_TH)
+    off = _difference(lse_TH[:tokens], wanted_TH)
     if not off < LARGEST_ERROR:
         return f"its log-sum-exp is {off:.2g} off float32, {LARGEST_ERROR} is allowed"
     return None
@@ -159,13 +215,30 @@ def _difference(got: Tensor, wanted: Tensor) -> float:
     return float((got.float() - wanted).abs().max() / wanted.abs().max())
 
 
-def _seconds(
-    kernel: ExactKernel, shape: HeadShape, device: torch.device, *, tokens: int, timed: Timer
-) -> float:
-    q, k, v = _random(shape, device, tokens=tokens, rows=kernel.padded(tokens))
-    kernel.attend(q, k, v, want_lse=True)  # plans and compiles
-    taken = sorted(timed(lambda: kernel.attend(q, k, v, want_lse=True)) for _ in range(_REPEATS))
-    return taken[_REPEATS // 2]
+def _times(
+    kernel: ExactKernel,
+    shape: HeadShape,
+    device: torch.device,
+    *,
+    lengths: Sequence[int],
+    timed: Timer,
+    queries: int | None = None,
+) -> dict[int, float] | str:
+    """Seconds by length of whole prompts, or of their last `queries` tokens; or why there are none.
+
+    A kernel that is right for a few tokens may still fail at many.
+    """
+    found = {}
+    try:
+        for tokens in lengths:
+            rows = tokens if queries else kernel.padded(tokens)
+            q, k, v = _random(shape, device, tokens=tokens, rows=rows)
+            work = partial(kernel.attend, q[-queries:] if queries else q, k, v, want_lse=True)
+            work()  # plans and compiles
+            found[tokens] = sorted(timed(work) for _ in range(_REPEATS))[_REPEATS // 2]
+    except Exception as error:  # noqa: BLE001  see `_wrong`
+        return f"it is right, but cannot be timed: {_said(error)}"
+    return found
 
 
 def _on_device(work: Callable[[], object]) -> float:

@@ -1,6 +1,7 @@
 """Causal attention in float32 with every logit in memory: what exact kernels are compared with.
 
-Shapes: P tokens of a prompt (padding included), T tokens, H query heads, G KV heads, D head size.
+Shapes: P tokens of a prompt (padding included), T queries, S keys, H query heads, G KV heads, D
+head size.
 """
 
 import math
@@ -10,17 +11,21 @@ import torch
 from torch import Tensor
 
 
-def plain_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> tuple[Tensor, Tensor]:
-    """Output [T, H, D] and natural log-sum-exp of the scaled logits [T, H], both float32."""
+def plain_attention(q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> tuple[Tensor, Tensor]:
+    """Output [T, H, D] and natural log-sum-exp of the scaled logits [T, H], both float32.
+
+    Queries are the last T of S positions: query t sees keys 0..S-T+t.
+    """
     tokens, heads, head_dim = q_THD.shape
-    group = heads // k_TGD.shape[1]
-    k_HTD, v_HTD = (
-        x.float().transpose(0, 1).repeat_interleave(group, dim=0) for x in (k_TGD, v_TGD)
+    keys = k_SGD.shape[0]
+    group = heads // k_SGD.shape[1]
+    k_HSD, v_HSD = (
+        x.float().transpose(0, 1).repeat_interleave(group, dim=0) for x in (k_SGD, v_SGD)
     )
-    logits_HTS = q_THD.float().transpose(0, 1) @ k_HTD.transpose(1, 2) * head_dim**-0.5
-    future_TS = torch.ones(tokens, tokens, dtype=torch.bool, device=q_THD.device).triu(1)
-    logits_HTS = logits_HTS.masked_fill(future_TS, -math.inf)
-    out_HTD = logits_HTS.softmax(-1) @ v_HTD
+    logits_HTS = q_THD.float().transpose(0, 1) @ k_HSD.transpose(1, 2) * head_dim**-0.5
+    future_TS = torch.ones(tokens, keys, dtype=torch.bool, device=q_THD.device)
+    logits_HTS = logits_HTS.masked_fill(future_TS.triu(1 + keys - tokens), -math.inf)
+    out_HTD = logits_HTS.softmax(-1) @ v_HSD
     return out_HTD.transpose(0, 1), logits_HTS.logsumexp(-1).t()
 
 

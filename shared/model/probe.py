@@ -49,6 +49,8 @@ class AttentionChoice:
     """Every other known backend, and on a CUDA device every kernel that serves no length."""
     seconds: dict[str, dict[int, float]] = field(default_factory=dict)
     """What was measured: seconds of a layer's attention, by kernel and prompt tokens."""
+    blocks: str = TorchAttention.name
+    """What computes a block of queries against a longer prompt."""
 
 
 def backends() -> Registry[type[PrefillAttention]]:
@@ -99,10 +101,15 @@ def _measured(choice: KernelChoice, *, requested: str) -> AttentionChoice:
     """The CUDA path, unless no kernel works here."""
     rejected = tuple(Rejection(name, reason) for name, reason in choice.rejected.items())
     if choice.ranges:
-        backend: PrefillAttention = DeviceAttention(choice.ranges)
+        backend: PrefillAttention = DeviceAttention(choice.ranges, blocks=choice.blocks)
         torch_reason = "the reference, without kernels of ours"
         rejected = (*rejected, Rejection(TorchAttention.name, torch_reason))
-        return AttentionChoice(backend=backend, rejected=rejected, seconds=choice.seconds)
+        return AttentionChoice(
+            backend=backend,
+            rejected=rejected,
+            seconds=choice.seconds,
+            blocks=choice.blocks.name if choice.blocks else TorchAttention.name,
+        )
     reason = "no exact attention kernel works here"
     if requested == TRITON:
         details = "; ".join(f"{r.name}: {r.reason}" for r in rejected)

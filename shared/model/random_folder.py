@@ -1,5 +1,6 @@
 """A random model as a standard folder, tokenizer included: `tandem model random` and the tests."""
 
+import json
 import pydoc_data.topics
 from pathlib import Path
 
@@ -7,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shared.errors import ModelLoadError
 from shared.model.config import ModelConfig
-from shared.model.folder import fresh_folder, write_model
+from shared.model.drawn import DrawnWeights
+from shared.model.folder import fresh_folder, write_drawn, write_model
 from shared.model.random import random_tensors
 from shared.model.state import DTYPES
 from shared.model.tokenizer_build import CHATML, Vocabulary, tokenizer_config, tokenizer_json
@@ -24,15 +26,51 @@ def save_random_model(
     Raises:
         ModelLoadError: the vocabulary is too small to hold every byte.
     """
+    _require_room(config)
+    tensors = random_tensors(config, seed=seed)
+    tokenizer = _train(config.vocab_size)
+    with fresh_folder(target) as folder:
+        write_model(
+            folder,
+            config=config,
+            tensors={name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()},
+            tokenizer_json=tokenizer_json(tokenizer),
+            tokenizer_config=tokenizer_config(_vocabulary(config)),
+        )
+    return target
+
+
+def save_drawn_model(target: Path, config: ModelConfig, *, seed: int = 0) -> Path:
+    """Writes the folder of a model whose weights every worker draws, with a tokenizer.
+
+    Every id has a text: what training does not fill is filled with tokens that no text makes.
+
+    Raises:
+        ModelLoadError: the vocabulary is too small to hold every byte.
+    """
+    _require_room(config)
+    with fresh_folder(target) as folder:
+        write_drawn(
+            folder,
+            config=config,
+            drawn=DrawnWeights(seed=seed).to_json(),
+            tokenizer_json=tokenizer_json(_filled(_train(config.vocab_size), config.vocab_size)),
+            tokenizer_config=tokenizer_config(_vocabulary(config)),
+        )
+    return target
+
+
+def _require_room(config: ModelConfig) -> None:
     if config.vocab_size < _SMALLEST:
         raise ModelLoadError(
             f"a random model of {config.vocab_size} tokens has no room for its {_SMALLEST} bytes "
             "and special tokens; "
             "ask for a larger vocabulary"
         )
-    tensors = random_tensors(config, seed=seed)
-    tokenizer = _train(config.vocab_size)
-    vocabulary = Vocabulary(
+
+
+def _vocabulary(config: ModelConfig) -> Vocabulary:
+    return Vocabulary(
         tokens=_SPECIALS,
         merges=(),
         specials=range(len(_SPECIALS)),
@@ -42,15 +80,14 @@ def save_random_model(
         chat_template=CHATML,
         model_max_length=config.max_position,
     )
-    with fresh_folder(target) as folder:
-        write_model(
-            folder,
-            config=config,
-            tensors={name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()},
-            tokenizer_json=tokenizer_json(tokenizer),
-            tokenizer_config=tokenizer_config(vocabulary),
-        )
-    return target
+
+
+def _filled(tokenizer: Tokenizer, size: int) -> Tokenizer:
+    """The tokenizer with unreachable tokens ` #ID` up to `size`; it encodes as before."""
+    raw = json.loads(tokenizer.to_str())
+    vocab = raw["model"]["vocab"]
+    vocab |= {f"\u0120#{index}": index for index in range(len(vocab), size)}
+    return Tokenizer.from_str(json.dumps(raw))
 
 
 def _train(vocab_size: int) -> Tokenizer:

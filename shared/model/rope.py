@@ -4,6 +4,7 @@ Shapes: T tokens, H heads, D head size, R = D / 2 frequencies.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,16 @@ class RopeTable:
     def rows(self, index: slice | Tensor) -> "RopeTable":
         """The table of some of the rows (a slice is a view, a tensor of row numbers copies)."""
         return RopeTable(self.cos_TD[index], self.sin_TD[index])
+
+    @staticmethod
+    def joined(tables: Sequence["RopeTable"]) -> "RopeTable":
+        """The rows of tables one after the other; one table alone is not copied."""
+        if len(tables) == 1:
+            return tables[0]
+        return RopeTable(
+            torch.cat([table.cos_TD for table in tables]),
+            torch.cat([table.sin_TD for table in tables]),
+        )
 
 
 class Rope:

@@ -8,6 +8,7 @@ import torch
 from shared.errors import ConfigError, ModelLoadError
 from shared.model.catalog import resolve
 from shared.model.config import ModelConfig
+from shared.model.drawn import DrawnWeights, draw_model
 from shared.model.model_hash import model_hash
 from shared.model.profile import load_profile
 from shared.model.profile_record import ModelProfile
@@ -81,10 +82,15 @@ def load_folder(
 ) -> Transformer:
     """Loads a standard folder; float32 matrices that need no fusing stay memory-mapped.
 
+    Weights that the folder says how to draw are drawn on the device.
+
     Raises:
         ModelLoadError: files or tensors are missing, damaged or of another shape.
     """
     config = ModelConfig.from_folder(folder)
+    drawn = DrawnWeights.of_folder(folder)
+    if drawn is not None:
+        return draw_model(config, drawn, dtype=dtype, device=device)
     found = find_tensors(folder)
     check_tensors(config, found.shapes(), source=str(folder))
     return build_transformer(

@@ -217,6 +217,12 @@ class PrefillMetrics(GrammarMetrics):
             buckets=PROMPT_BUCKETS,
             registry=registry,
         )
+        self.batch_prompts = Histogram(
+            "tandem_batch_prompts",
+            "Prompts of one pass through the model",
+            buckets=COUNT_BUCKETS,
+            registry=registry,
+        )
         self.running = Gauge("tandem_running", "Prompts in compute or delivery", registry=registry)
         self.kv_held_bytes = Gauge(
             "tandem_kv_held_bytes", "Sealed KV held for another delivery", registry=registry

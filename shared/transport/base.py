@@ -4,13 +4,16 @@ A sender lives for one handoff: `open`, any number of `write`, then `seal` or `a
 calls it keeps the slab's lease alive by itself. Bytes may be reused as soon as `write` returns.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from shared.errors import ConfigError, TransportError
+from shared.kv.memory import KvBytes, KvMemory, MemoryPart
 from shared.rpc.tls import PeerTls
+from shared.types.kv_manifest import SegmentCheck
 from shared.types.model_identity import ModelIdentity
 
 DEFAULT_CHUNK_BYTES = 2 * 2**20
@@ -63,6 +66,10 @@ class TransferStats:
     """Payload bytes that arrived."""
     seconds: float
     """Time spent in `write` and `seal`; idle time between writes is not counted."""
+    check: SegmentCheck = SegmentCheck.CRC32
+    """Sums by which the receiver verifies what arrived."""
+    wire_seconds: float = 0.0
+    """Time in which bytes were under way, where the transport knows it; else 0."""
 
     @property
     def gbps(self) -> float:
@@ -96,8 +103,11 @@ class KvSender(Protocol):
             TransportError: unreachable, restarted since the grant, or another model or protocol.
         """
 
-    async def write(self, offset: int, data: memoryview | bytes) -> None:
+    async def write(self, offset: int, data: KvBytes) -> None:
         """Sends `data` to `offset` of the slab; waits while the receiver is behind.
+
+        A part of a memory is read where it is by a transport that the memory is registered with;
+        others read a copy of it.
 
         Raises:
             StaleWriteError: the receiver refused a write; the slab is no longer ours.
@@ -114,6 +124,13 @@ class KvSender(Protocol):
 
     async def abort(self) -> None:
         """Gives the transfer up and waits until nothing of it runs here; twice is fine."""
+
+
+async def host_bytes(data: KvBytes) -> memoryview:
+    """The bytes on the host, for transports that send them from there."""
+    if isinstance(data, MemoryPart):
+        return await asyncio.to_thread(data.on_host)
+    return memoryview(data).cast("B")
 
 
 class KvTransport(Protocol):
@@ -230,6 +247,8 @@ class TransportContext:
     """Receivers of this process by address; only the loopback transport looks here."""
     tls: PeerTls | None = None
     """Mutual TLS with the receivers, for transports over gRPC; plain text without."""
+    memory: KvMemory | None = None
+    """Device memory that KV is sent from, which transports register; None: the host's."""
 
     def __post_init__(self) -> None:
         if not MIN_CHUNK_BYTES <= self.chunk_bytes <= MAX_CHUNK_BYTES:

@@ -10,7 +10,15 @@ from collections.abc import Callable
 import structlog
 
 from shared.errors import TransportError
-from shared.transport.base import DEFAULT_CHUNK_BYTES, Grant, KvSender, KvTransport, TransferStats
+from shared.kv.memory import KvBytes
+from shared.transport.base import (
+    DEFAULT_CHUNK_BYTES,
+    Grant,
+    KvSender,
+    KvTransport,
+    TransferStats,
+    host_bytes,
+)
 from shared.transport.fault_plan import Fault, FaultKind, FaultPlan, Moment
 
 _log = structlog.get_logger(__name__)
@@ -78,9 +86,15 @@ class FaultySender:
         await self._inner.open(address=address, grant=grant)
         await self._reach(Moment.GRANT)
 
-    async def write(self, offset: int, data: memoryview | bytes) -> None:
-        """Writes through the sender inside, a chunk late where it must; see `KvSender.write`."""
-        view = memoryview(data).cast("B")
+    async def write(self, offset: int, data: KvBytes) -> None:
+        """Writes through the sender inside, a chunk late where it must; see `KvSender.write`.
+
+        What is to be broken is broken on the host, wherever its memory is.
+        """
+        if not self._faults:
+            await self._inner.write(offset, data)
+            return
+        view = await host_bytes(data)
         for start in range(0, view.nbytes, self._transport.chunk_bytes):
             chunk = view[start : start + self._transport.chunk_bytes]
             if not self._waits:

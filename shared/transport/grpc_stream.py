@@ -17,12 +17,14 @@ from shared.errors import (
     TandemError,
     TransportError,
 )
+from shared.kv.memory import KvBytes
 from shared.rpc.channel_pool import ChannelPool
 from shared.transport.base import (
     Grant,
     SenderState,
     TransferStats,
     TransportContext,
+    host_bytes,
 )
 from shared.transport.frames import FrameKind, encode_frame
 from shared.transport.greeting import answers_of, say_hello, token_metadata
@@ -108,10 +110,10 @@ class GrpcSender:
             asyncio.create_task(self._keep_alive(call)),
         ]
 
-    async def write(self, offset: int, data: memoryview | bytes) -> None:
+    async def write(self, offset: int, data: KvBytes) -> None:
         """Sends bytes in frames; see `KvSender.write`."""
         started = time.perf_counter()
-        view = memoryview(data).cast("B")
+        view = await host_bytes(data)
         for start in range(0, view.nbytes, self._transport.chunk_bytes):
             payload = view[start : start + self._transport.chunk_bytes]
             await self._take_credit()

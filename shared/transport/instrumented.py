@@ -6,6 +6,7 @@ from typing import Any
 import structlog
 
 from shared.errors import HandoffError
+from shared.kv.memory import KvBytes
 from shared.telemetry.metrics import HandoffFailureMetrics, TransferMetrics
 from shared.transport.base import (
     Grant,
@@ -113,7 +114,7 @@ class InstrumentedSender:
             self._count_failure(error)
             raise
 
-    async def write(self, offset: int, data: memoryview | bytes) -> None:
+    async def write(self, offset: int, data: KvBytes) -> None:
         """Writes through the sender inside; see `KvSender.write`."""
         try:
             await self._inner.write(offset, data)

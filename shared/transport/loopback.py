@@ -7,12 +7,14 @@ import asyncio
 import time
 
 from shared.errors import HandoffError, TransportError
+from shared.kv.memory import KvBytes
 from shared.transport.base import (
     Grant,
     LocalEndpoint,
     SenderState,
     TransferStats,
     TransportContext,
+    host_bytes,
 )
 from shared.transport.hello import Peer, check_peer
 
@@ -70,10 +72,10 @@ class LoopbackSender:
         self._endpoint, self._grant, self._state = endpoint, grant, SenderState.OPEN
         self._heartbeat = asyncio.create_task(self._keep_alive())
 
-    async def write(self, offset: int, data: memoryview | bytes) -> None:
+    async def write(self, offset: int, data: KvBytes) -> None:
         """Copies bytes chunk by chunk; see `KvSender.write`."""
         started = time.perf_counter()
-        view = memoryview(data).cast("B")
+        view = await host_bytes(data)
         for start in range(0, view.nbytes, self._context.chunk_bytes):
             chunk = view[start : start + self._context.chunk_bytes]
             self._receiver().writer.write(

@@ -1,13 +1,14 @@
 """The NIXL transport: chunks are written straight into the decode worker's slab.
 
-The bytes go by NVIDIA's NIXL (shared memory, TCP, RDMA); a gRPC stream beside them, the lane, says
-where the lease lies, renews it and counts what landed. The receiver cannot refuse a write that is
-on its way, so this side stops by itself: it writes only inside the lease, only while it knows the
-lease to be alive, and tells when nothing is under way any more.
+Device memory that was registered is read where it is, whole segments at a time; bytes of the host
+are staged chunk by chunk. They go by NVIDIA's NIXL (CUDA IPC, shared memory, TCP, RDMA); a gRPC
+stream beside them, the lane, says where the lease lies, renews it and counts what landed. The
+receiver cannot refuse a write that is on its way, so this side stops by itself: it writes only
+inside the lease, only while it knows the lease to be alive, and tells when nothing is under way
+any more.
 """
 
 import asyncio
-import mmap
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import grpc.aio
 
 from protos.tandem.v1 import transfer_pb2
 from shared.errors import TransportError
+from shared.kv.memory import HostMemory
 from shared.rpc.channel_pool import ChannelPool
 from shared.transport.base import (
     DEFAULT_CREDITS,
@@ -30,7 +32,7 @@ from shared.transport.nixl_sender import LaneCall, NixlSender, OpenLane
 from shared.transport.nixl_wire import NAME
 
 STAGED_CHUNKS = DEFAULT_CREDITS
-"""Chunks of registered memory that bytes are sent from."""
+"""Chunks of registered memory that bytes of the host are sent from."""
 
 _ATTACH_METHOD = "/tandem.v1.TransferService/Attach"
 
@@ -59,10 +61,13 @@ class NixlTransport:
         self.chunk_bytes = context.chunk_bytes
         self._own = Peer(model=context.model, incarnation=context.incarnation)
         self._channels = ChannelPool(tls=context.tls, own_connection=True)
+        memory = context.memory
+        allocate = HostMemory if memory is None else memory.beside
         self.agent = NixlAgent(
             f"sender-{uuid.uuid4().hex}",
-            mmap.mmap(-1, STAGED_CHUNKS * self.chunk_bytes),
+            allocate(STAGED_CHUNKS * self.chunk_bytes),
             slot_bytes=self.chunk_bytes,
+            readable=() if memory is None else (memory,),
         )
         self._attached: dict[str, _Attached] = {}
         self._attaching = asyncio.Lock()

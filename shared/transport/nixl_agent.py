@@ -1,7 +1,8 @@
 """One NIXL agent behind a thread of its own, the only one that calls the library.
 
 An agent registers its memory once: the landing slab on the decode side, a few chunks to send from
-on the prefill side. It has no progress thread, which would spin on a core: calls make progress.
+on the prefill side, and there the device memory in which KV waits. It has no progress thread, which
+would spin on a core: calls make progress.
 """
 
 import asyncio
@@ -13,18 +14,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from shared.errors import HandoffError, TransportError
 from shared.kv.checksum import crc32
+from shared.kv.memory import HOST_SEGMENT, HostMemory, KvMemory, MemoryPart
 from shared.transport.nixl_library import BACKEND, broken, load_nixl
+from shared.transport.nixl_patience import WritePatience
 from shared.transport.nixl_wire import fingerprint
+from shared.types.kv_manifest import SegmentCheck
+from shared.types.memory_kind import MemoryKind
 
 T = TypeVar("T")
-
-MEMORY = "DRAM"
-"""Kind of memory that this version registers: the host's."""
 
 WRITE_SECONDS = 10.0
 """Longest time of one call's chunks; a peer that takes longer hangs, and holds up all others."""
@@ -34,7 +33,8 @@ POSTED_CHUNKS = 3
 
 _FIRST_PAUSE_S = 0.0001
 _LONGEST_PAUSE_S = 0.0005
-_SPIN_POLLS = 50
+_LONGEST_DEVICE_PAUSE_S = 0.0001
+"""Between two looks for notices: a handoff between GPUs is over in less than a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,47 +43,65 @@ class DirectWrite:
 
     address: int
     """Where, in the peer's address space."""
-    data: memoryview
-    """The chunk, at most as long as a staging slot."""
-    notice: Callable[[int], bytes]
-    """Makes the notice that follows the chunk, from its checksum."""
+    device: int = 0
+    """Ordinal of its GPU, in the peer's process."""
+    data: memoryview | MemoryPart
+    """The chunk: of the host, at most as long as a staging slot; or of registered memory, which is
+    read where it is."""
+    notice: Callable[[int | None], bytes]
+    """Makes the notice that follows the chunk, from its CRC-32 or, where none was made, None."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
-    slot: int
-    length: int
-    address: int
+class _Ready:
+    local: MemoryPart
+    slot: int | None
+    write: DirectWrite
     notice: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Posted:
     handle: Any
-    slot: int
+    slot: int | None
+    nbytes: int
+    at: float
 
 
 class NixlAgent:
-    """An agent with one registered buffer.
+    """An agent with registered memory.
 
     Args:
         name: unique among all agents that can meet.
-        memory: the buffer; it must outlive the agent.
-        slot_bytes: cut the buffer into slots of so many bytes to send from; 0 where nothing is
-            sent.
+        memory: where peers write, or what chunks of the host are sent from; it must outlive the
+            agent.
+        slot_bytes: cut `memory` into slots of so many bytes to send from; 0 where nothing is sent.
+        readable: more memory of the same kind, whose parts are sent without a copy.
 
     Raises:
         ConfigError: the library is not installed or does not work here; its code says which.
     """
 
-    def __init__(self, name: str, memory: mmap.mmap, *, slot_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        memory: KvMemory,
+        *,
+        slot_bytes: int = 0,
+        readable: Sequence[KvMemory] = (),
+    ) -> None:
         self._library = load_nixl()
-        self.fingerprint = fingerprint(library_version=self._library.version, memory=MEMORY)
-        self._memory: npt.NDArray[np.uint8] = np.frombuffer(memory, dtype=np.uint8)
-        self.address = int(self._memory.ctypes.data)
+        self.fingerprint = fingerprint(
+            library_version=self._library.version, memory=treatment(memory)
+        )
+        self.memory = memory
+        self._readable = tuple(readable)
         self._slot_bytes = slot_bytes
-        self._slots = deque(range(self._memory.nbytes // slot_bytes if slot_bytes else 0))
+        self._slots = deque(range(memory.nbytes // slot_bytes if slot_bytes else 0))
         self._hung: list[tuple[str, _Posted]] = []
+        on_host = memory.segment == HOST_SEGMENT
+        self._patience = WritePatience(sleeps=not on_host)
+        self._longest_pause_s = _LONGEST_PAUSE_S if on_host else _LONGEST_DEVICE_PAUSE_S
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl")
         self._stager = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl-stage")
         self._agent: Any = None
@@ -97,6 +115,15 @@ class NixlAgent:
     def about(self) -> str:
         """Library version and backend."""
         return f"NIXL {self._library.version} over {BACKEND}"
+
+    @property
+    def check(self) -> SegmentCheck:
+        """Sums by which both ends of its writes verify segments."""
+        return SegmentCheck.CRC32 if self.memory.kind is MemoryKind.HOST else SegmentCheck.SUM64
+
+    def reads(self, part: MemoryPart) -> bool:
+        """Whether a part can be sent without a copy."""
+        return part.memory in self._readable
 
     async def metadata(self) -> bytes:
         """What a peer needs in order to write here."""
@@ -116,7 +143,7 @@ class NixlAgent:
 
     async def write(
         self, peer: str, writes: Sequence[DirectWrite], *, may_go: Callable[[], None]
-    ) -> None:
+    ) -> float:
         """Writes chunks, each followed by its notice; on return nothing of it is under way.
 
         Args:
@@ -124,10 +151,13 @@ class NixlAgent:
             writes: the chunks.
             may_go: called before each chunk, on the agent's thread; what it raises ends the rest.
 
+        Returns:
+            The seconds from the first post to the last completion.
+
         Raises:
             TransportError: a chunk did not arrive; the peer may be gone.
         """
-        await self._call(lambda: self._write(peer, writes, may_go=may_go))
+        return await self._call(lambda: self._write(peer, writes, may_go=may_go))
 
     async def notices(self, *, wait_s: float) -> list[bytes]:
         """Notices that arrived, oldest first; waits up to `wait_s` for one.
@@ -156,18 +186,24 @@ class NixlAgent:
     # --- on the agent's thread ----------------------------------------------------------------
 
     def _start(self, name: str) -> None:
+        self.memory.enter_thread()
         module = self._library.module
         config = module.nixl_agent_config(backends=[BACKEND], enable_prog_thread=False)
         agent = module.nixl_agent(name, config)
         if BACKEND not in agent.backends:
             raise RuntimeError(f"its {BACKEND} plugin is missing")
-        region = [(self.address, self._memory.nbytes, 0, "")]
-        self._registered = agent.register_memory(region, mem_type=MEMORY)
+        self._registered = [
+            agent.register_memory(
+                [(memory.address, memory.nbytes, memory.device_index, "")], mem_type=memory.segment
+            )
+            for memory in (self.memory, *self._readable)
+        ]
         self._agent = agent
 
     def _stop(self) -> None:
         agent, self._agent = self._agent, None
-        agent.deregister_memory(self._registered)
+        for each in self._registered:
+            agent.deregister_memory(each)
 
     def _forget(self, peer: str) -> None:
         try:
@@ -182,25 +218,25 @@ class NixlAgent:
             if found or time.monotonic() >= until:
                 return [notice for notices in found.values() for notice in notices]
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            pause = min(2 * pause, self._longest_pause_s)
 
     def _write(
         self, peer: str, writes: Sequence[DirectWrite], *, may_go: Callable[[], None]
-    ) -> None:
+    ) -> float:
         self._reclaim()
-        waiting, until = deque(writes), time.monotonic() + WRITE_SECONDS
-        staged: deque[Future[_Staged]] = deque()
+        waiting, started = deque(writes), time.monotonic()
+        ready: deque[Future[_Ready]] = deque()
         posted: deque[_Posted] = deque()
         failure: HandoffError | None = None
-        while waiting or staged or posted:
-            while waiting and self._slots:
-                slot = self._slots.popleft()
-                staged.append(self._stager.submit(self._stage, waiting.popleft(), slot))
+        first = None
+        while waiting or ready or posted:
+            self._prepare(waiting, ready)
             try:
-                if staged and len(posted) < POSTED_CHUNKS:
-                    posted.append(self._post(peer, staged.popleft().result(), may_go=may_go))
+                if ready and len(posted) < POSTED_CHUNKS:
+                    posted.append(self._post(peer, ready.popleft().result(), may_go=may_go))
+                    first = first or posted[-1].at
                 elif posted:
-                    self._finish(peer, posted.popleft(), until=until)
+                    self._finish(peer, posted.popleft(), until=started + WRITE_SECONDS)
                 else:
                     raise TransportError(
                         "no chunk is left to send from: writes to peers that hang hold them all; "
@@ -210,41 +246,64 @@ class NixlAgent:
                 # What is posted is waited for all the same: on return nothing is under way.
                 failure = failure or error
                 waiting.clear()
-                self._slots.extend(each.result().slot for each in staged)
-                staged.clear()
+                for each in ready:
+                    self._free(each.result().slot)
+                ready.clear()
         if failure is not None:
             raise failure
+        return 0.0 if first is None else time.monotonic() - first
 
-    def _stage(self, write: DirectWrite, slot: int) -> _Staged:
+    def _prepare(self, waiting: deque[DirectWrite], ready: deque[Future[_Ready]]) -> None:
+        """Stages what there are slots for; registered memory needs none."""
+        while waiting:
+            write = waiting[0]
+            if isinstance(write.data, MemoryPart):
+                done: Future[_Ready] = Future()
+                done.set_result(_Ready(write.data, None, write, write.notice(None)))
+                ready.append(done)
+            elif self._slots:
+                ready.append(self._stager.submit(self._stage, write, self._slots.popleft()))
+            else:
+                return
+            waiting.popleft()
+
+    def _stage(self, write: DirectWrite, slot: int) -> _Ready:
         """Copies and sums a chunk, on the stager's thread, while others are on their way."""
-        start = slot * self._slot_bytes
-        staged = self._memory[start : start + write.data.nbytes]
-        staged[:] = np.frombuffer(write.data, dtype=np.uint8)
-        return _Staged(slot, staged.nbytes, write.address, write.notice(crc32(staged.data)))
+        assert isinstance(write.data, memoryview), "a part needs no copy"
+        part = MemoryPart(self.memory, slot * self._slot_bytes, write.data.nbytes)
+        self.memory.store(part.start, write.data)
+        return _Ready(part, slot, write, write.notice(crc32(write.data)))
 
-    def _post(self, peer: str, staged: _Staged, *, may_go: Callable[[], None]) -> _Posted:
-        local = self.address + staged.slot * self._slot_bytes
+    def _post(self, peer: str, ready: _Ready, *, may_go: Callable[[], None]) -> _Posted:
+        segment, nbytes, write = ready.local.memory.segment, ready.local.nbytes, ready.write
+        local = (ready.local.address, nbytes, ready.local.memory.device_index)
         try:
             may_go()
             agent = self._agent
             handle = agent.initialize_xfer(
                 "WRITE",
-                agent.get_xfer_descs([(local, staged.length, 0)], mem_type=MEMORY),
-                agent.get_xfer_descs([(staged.address, staged.length, 0)], mem_type=MEMORY),
+                agent.get_xfer_descs([local], mem_type=segment),
+                agent.get_xfer_descs([(write.address, nbytes, write.device)], mem_type=segment),
                 peer,
-                staged.notice,
+                ready.notice,
             )
+            at = time.monotonic()
             agent.transfer(handle)
         except HandoffError:
-            self._slots.append(staged.slot)
+            self._free(ready.slot)
             raise
         except self._library.failures as error:
-            self._slots.append(staged.slot)
+            self._free(ready.slot)
             raise _write_failed(error) from error
-        return _Posted(handle, staged.slot)
+        return _Posted(handle, ready.slot, nbytes, at)
+
+    def _free(self, slot: int | None) -> None:
+        if slot is not None:
+            self._slots.append(slot)
 
     def _finish(self, peer: str, posted: _Posted, *, until: float) -> None:
         polls = 0
+        self._patience.rest(posted.nbytes, since=posted.at)
         try:
             while (state := self._agent.check_xfer_state(posted.handle)) == "PROC":
                 polls += 1
@@ -255,13 +314,14 @@ class NixlAgent:
                         f"chunks were not taken for {WRITE_SECONDS:g} s: the peer hangs; "
                         "start a new attempt on another worker"
                     )
-                time.sleep(0 if polls < _SPIN_POLLS else _FIRST_PAUSE_S)
+                time.sleep(0 if polls < self._patience.spins else _FIRST_PAUSE_S)
         except self._library.failures as error:
             self._release(peer, posted)
             raise _write_failed(error) from error
         self._release(peer, posted)
         if state != "DONE":
             raise _write_failed(state)
+        self._patience.done()
 
     def _release(self, peer: str, posted: _Posted) -> None:
         try:
@@ -269,7 +329,7 @@ class NixlAgent:
         except self._library.failures:
             self._hung.append((peer, posted))  # the library says that it still runs
         else:
-            self._slots.append(posted.slot)
+            self._free(posted.slot)
 
     def _reclaim(self) -> None:
         """Takes back the slots of hung writes that have ended since, mostly by `forget`."""
@@ -303,9 +363,15 @@ def probe_agent() -> str:
     Raises:
         ConfigError: the library is not installed or does not work here; its code says which.
     """
-    agent = NixlAgent("probe", mmap.mmap(-1, mmap.PAGESIZE))
+    agent = NixlAgent("probe", HostMemory(mmap.PAGESIZE))
     asyncio.run(agent.close())
-    return f"{agent.about}, {MEMORY}, wire fingerprint {agent.fingerprint[:12]}"
+    return f"{agent.about}, {HOST_SEGMENT}, wire fingerprint {agent.fingerprint[:12]}"
+
+
+def treatment(memory: KvMemory) -> str:
+    """What a memory is, for the fingerprint: ends that treat bytes unlike cannot be joined."""
+    on_host = memory.kind is MemoryKind.HOST
+    return memory.segment if on_host else f"{memory.segment}, summed where it is"
 
 
 def _write_failed(error: object) -> HandoffError:

@@ -9,8 +9,10 @@ import grpc.aio
 from protos.tandem.v1 import transfer_pb2
 from shared.errors import StaleWriteError, TandemError, TransportError
 from shared.kv.checksum import crc32
+from shared.kv.memory import KvMemory
 from shared.transport.base import DirectLanding, SlabWindow
-from shared.transport.nixl_wire import KEY_BYTES, Notice
+from shared.transport.nixl_wire import KEY_BYTES, Notice, NoticeCheck
+from shared.types.memory_kind import MemoryKind
 from shared.wire.errors import error_to_pb
 
 SETTLE_SECONDS = 5.0
@@ -47,24 +49,27 @@ class Lane:
         self._context = context
         self._news = asyncio.Event()
         self._arrived = asyncio.Event()
+        self._direct = False
         self._chunks = 0
         self._bytes = 0
         self._heartbeat = 0
         self._refusal: TandemError | None = None
 
-    async def serve(self, *, address: int, credit_window: int) -> None:
+    async def serve(self, *, memory: KvMemory, credit_window: int) -> None:
         """Opens the lane and listens until its sender is through; `clean` and `drained` say how.
 
         Args:
-            address: first byte of the slab in this process.
+            memory: where the slab is.
             credit_window: chunks that may be written and not yet counted.
 
         Raises:
             TandemError: the lane was refused, or not all that was written landed.
             TransportError: the sender went away without a word.
         """
+        self._direct = memory.kind is MemoryKind.DEVICE
         opened = transfer_pb2.LaneOpened(
-            address=address + self._window.offset,
+            address=memory.address + self._window.offset,
+            device=memory.device_index,
             length=self._window.nbytes,
             key=self.key,
             credits=credit_window,
@@ -112,6 +117,9 @@ class Lane:
                 f"{notice.slot} generation {notice.generation}: a lane serves one lease; "
                 "open another lane"
             )
+        if notice.check is NoticeCheck.MANIFEST:
+            self._check_range(notice)
+            return
         chunk = self._landing.landed(
             slot=notice.slot,
             generation=notice.generation,
@@ -122,6 +130,16 @@ class Lane:
             raise TransportError(
                 f"the checksum of {notice.length} bytes at {notice.offset} is wrong: they were "
                 "damaged on the way; start a new attempt"
+            )
+
+    def _check_range(self, notice: Notice) -> None:
+        """A chunk in device memory: it renews the lease, and the manifest's sums are for later."""
+        self._landing.heartbeat(self._slot, self._generation)
+        if not self._direct or notice.offset + notice.length > self._window.nbytes:
+            raise StaleWriteError(
+                f"a write of {notice.length} bytes at {notice.offset} without a checksum does not "
+                f"fit a lease of {self._window.nbytes} bytes in this worker's memory: the sender "
+                "planned another layout or runs another version; start a new attempt"
             )
 
     def _tell(self) -> None:

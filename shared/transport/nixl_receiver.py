@@ -1,7 +1,6 @@
 """The receiving end of the NIXL transport: attaches senders, opens lanes and hears notices."""
 
 import asyncio
-import mmap
 import uuid
 from typing import Any
 
@@ -11,6 +10,7 @@ import structlog
 
 from protos.tandem.v1 import transfer_pb2
 from shared.errors import TransportError
+from shared.kv.memory import KvMemory
 from shared.transport.base import DirectLanding
 from shared.transport.greeting import token_of
 from shared.transport.grpc_receiver import SERVICE_NAME
@@ -32,7 +32,7 @@ class NixlReceiver:
     """The decode side: owns the agent that the slab is registered with.
 
     Args:
-        memory: the slab's buffer; it must outlive this.
+        memory: the slab's; it must outlive this.
         landing: decides what may land where.
         credit_window: chunks a sender may have written that are not counted yet.
 
@@ -41,7 +41,7 @@ class NixlReceiver:
     """
 
     def __init__(
-        self, memory: mmap.mmap, landing: DirectLanding, *, credit_window: int = DIRECT_CREDITS
+        self, memory: KvMemory, landing: DirectLanding, *, credit_window: int = DIRECT_CREDITS
     ) -> None:
         self._landing = landing
         self._credit_window = credit_window
@@ -84,7 +84,7 @@ class NixlReceiver:
         self._lanes[lane.key] = lane
         self._listen()
         try:
-            await lane.serve(address=self._agent.address, credit_window=self._credit_window)
+            await lane.serve(memory=self._agent.memory, credit_window=self._credit_window)
         finally:
             del self._lanes[lane.key]
             self._landing.writer_closed(slot, generation, clean=lane.clean, drained=lane.drained)

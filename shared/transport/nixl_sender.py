@@ -11,16 +11,20 @@ import grpc.aio
 
 from protos.tandem.v1 import transfer_pb2
 from shared.errors import HandoffError, StaleWriteError, TandemError, TransportError
-from shared.transport.base import Grant, SenderState, TransferStats
+from shared.kv.memory import KvBytes, MemoryPart
+from shared.transport.base import Grant, SenderState, TransferStats, host_bytes
 from shared.transport.greeting import answers_of
 from shared.transport.nixl_agent import DirectWrite, NixlAgent
-from shared.transport.nixl_wire import Notice, encode_notice
+from shared.transport.nixl_wire import Notice, NoticeCheck, encode_notice
 
 LaneCall = grpc.aio.StreamStreamCall[transfer_pb2.LaneRequest, transfer_pb2.LaneResponse]
 """A lane as this side sees it."""
 
 BATCH_CHUNKS = 16
 """Chunks that one turn of the agent's thread writes, so that handoffs take turns."""
+
+DIRECT_BYTES = 256 << 20
+"""Bytes of one write from device memory: what is shorter does not reach the speed of NVLink."""
 
 _GOODBYE_SECONDS = 2.0
 
@@ -67,7 +71,7 @@ class NixlSender:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
         self._speaking = asyncio.Lock()
-        self._batch: asyncio.Future[None] | None = None
+        self._batch: asyncio.Future[float] | None = None
         self._failure: TandemError | None = None
         self._lease_until = 0.0
         self._beats: dict[int, float] = {}
@@ -78,6 +82,7 @@ class NixlSender:
         self._ended = False
         self._leaving: asyncio.Task[None] | None = None
         self._busy_seconds = 0.0
+        self._wire_seconds = 0.0
 
     async def open(self, *, address: str, grant: Grant) -> None:
         """Opens the lane; see `KvSender.open`."""
@@ -92,24 +97,33 @@ class NixlSender:
             asyncio.create_task(self._keep_alive()),
         ]
 
-    async def write(self, offset: int, data: memoryview | bytes) -> None:
+    async def write(self, offset: int, data: KvBytes) -> None:
         """Writes bytes chunk by chunk; see `KvSender.write`."""
         started = time.perf_counter()
-        view = memoryview(data).cast("B")
+        chunks = await self._chunks(data)
+        nbytes = sum(chunk.nbytes for chunk in chunks)
         lane = self._open_lane()
-        if offset < 0 or offset + view.nbytes > lane.terms.length:
+        if offset < 0 or offset + nbytes > lane.terms.length:
             raise StaleWriteError(
-                f"bytes {offset}..{offset + view.nbytes} leave the lease of {lane.terms.length} "
+                f"bytes {offset}..{offset + nbytes} leave the lease of {lane.terms.length} "
                 f"bytes in slab slot {self._grant.slot}: this side planned another layout; "
                 "start a new attempt"
             )
-        starts = range(0, view.nbytes, self._chunk_bytes)
-        chunks = [(offset + start, view[start : start + self._chunk_bytes]) for start in starts]
         while chunks:
             count = await self._allowed_chunks(lane, min(len(chunks), BATCH_CHUNKS))
-            await self._write_batch(lane, chunks[:count])
+            await self._write_batch(lane, offset, chunks[:count])
+            offset += sum(chunk.nbytes for chunk in chunks[:count])
             chunks = chunks[count:]
         self._busy_seconds += time.perf_counter() - started
+
+    async def _chunks(self, data: KvBytes) -> Sequence[memoryview | MemoryPart]:
+        """Pieces of one write each."""
+        if isinstance(data, MemoryPart) and self._agent.reads(data):
+            starts = range(0, data.nbytes, DIRECT_BYTES)
+            return [data.part(at, min(DIRECT_BYTES, data.nbytes - at)) for at in starts]
+        view = await host_bytes(data)
+        starts = range(0, view.nbytes, self._chunk_bytes)
+        return [view[start : start + self._chunk_bytes] for start in starts]
 
     async def seal(self) -> TransferStats:
         """Tells how much was written and waits until all of it landed; see `KvSender.seal`."""
@@ -130,7 +144,12 @@ class NixlSender:
         self._state = SenderState.SEALED
         await self._stop()
         self._busy_seconds += time.perf_counter() - started
-        return TransferStats(bytes=self._sent_bytes, seconds=self._busy_seconds)
+        return TransferStats(
+            bytes=self._sent_bytes,
+            seconds=self._busy_seconds,
+            check=self._agent.check,
+            wire_seconds=self._wire_seconds,
+        )
 
     async def abort(self) -> None:
         """Stops writing, says so when nothing is under way, and ends; a sealed one stays sealed."""
@@ -162,22 +181,28 @@ class NixlSender:
             self._open_lane()
             return min(allowed(), wanted)
 
-    async def _write_batch(self, lane: OpenLane, chunks: Sequence[tuple[int, memoryview]]) -> None:
-        writes = [
-            DirectWrite(
-                address=lane.terms.address + offset,
-                data=data,
-                notice=partial(self._notice, lane=lane, offset=offset, length=data.nbytes),
+    async def _write_batch(
+        self, lane: OpenLane, offset: int, chunks: Sequence[memoryview | MemoryPart]
+    ) -> None:
+        writes = []
+        for data in chunks:
+            notice = partial(self._notice, lane=lane, offset=offset, length=data.nbytes)
+            writes.append(
+                DirectWrite(
+                    address=lane.terms.address + offset,
+                    device=lane.terms.device,
+                    data=data,
+                    notice=notice,
+                )
             )
-            for offset, data in chunks
-        ]
+            offset += data.nbytes
         self._sent_chunks += len(writes)
-        self._sent_bytes += sum(data.nbytes for _, data in chunks)
+        self._sent_bytes += sum(data.nbytes for data in chunks)
         writing = self._agent.write(lane.peer, writes, may_go=self._check_lease)
         # Cancelling the caller does not stop a write; whoever ends the handoff waits for it.
         self._batch = asyncio.ensure_future(writing)
         try:
-            await asyncio.shield(self._batch)
+            self._wire_seconds += await asyncio.shield(self._batch)
         except HandoffError as error:
             if self._failure is None and isinstance(error, TransportError):
                 await self._opener.lost(self._address)
@@ -185,7 +210,7 @@ class NixlSender:
             assert self._failure is not None, "set just now, or before"
             raise self._failure from error
 
-    def _notice(self, checksum: int, *, lane: OpenLane, offset: int, length: int) -> bytes:
+    def _notice(self, checksum: int | None, *, lane: OpenLane, offset: int, length: int) -> bytes:
         return encode_notice(
             Notice(
                 key=lane.terms.key,
@@ -193,7 +218,8 @@ class NixlSender:
                 generation=self._grant.generation,
                 offset=offset,
                 length=length,
-                crc32=checksum,
+                crc32=checksum or 0,
+                check=NoticeCheck.MANIFEST if checksum is None else NoticeCheck.CRC32,
             )
         )
 

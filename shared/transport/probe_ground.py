@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from shared.errors import InvalidRequestError, OverloadedError, StaleWriteError
 from shared.kv.checksum import crc32
+from shared.kv.memory import KvMemory
 from shared.transport.base import Grant, SlabWindow
 
 PROBE_BYTES = 2**20
@@ -50,15 +51,15 @@ class ProbeGround:
     """The rooms; a `SlabWriter` and a `DirectLanding` for their slots.
 
     Args:
-        memory: what lies behind the slab, at least `SPARE_BYTES`.
-        offset: where that begins, in the memory that peers write to.
+        memory: what peers write to.
+        offset: where the rooms begin in it; at least `SPARE_BYTES` follow.
         incarnation: of this process.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        memory: memoryview,
+        memory: KvMemory,
         *,
         offset: int,
         incarnation: str,
@@ -100,7 +101,7 @@ class ProbeGround:
                     token=secrets.token_bytes(_TOKEN_BYTES),
                     until=now + LEASE_S,
                 )
-                self._view(index)[:length] = bytes(length)
+                self._memory.store(self._start(index), memoryview(bytes(length)))
                 return self._grant(index)
         raise OverloadedError(
             f"all {PROBE_ROOMS} rooms for canaries are held: others try their transports now; "
@@ -117,7 +118,7 @@ class ProbeGround:
         """
         self.authorize(slot, generation, token=token)
         room = self._held(slot, generation)
-        checksum = crc32(self._view(slot - FIRST_PROBE_SLOT)[: room.length])
+        checksum = crc32(self._memory.fetch(self._start(slot - FIRST_PROBE_SLOT), room.length))
         room.until = 0.0
         if room.writing:
             self._bar(room)
@@ -135,8 +136,8 @@ class ProbeGround:
 
     def write(self, *, slot: int, generation: int, offset: int, data: memoryview) -> None:
         """See `SlabWriter.write`."""
-        target = self.landed(slot=slot, generation=generation, offset=offset, length=data.nbytes)
-        target[:] = data
+        start = self._fitting(slot, generation, offset=offset, length=data.nbytes)
+        self._memory.store(start, data)
 
     def heartbeat(self, slot: int, generation: int) -> None:
         """See `SlabWriter.heartbeat`."""
@@ -148,20 +149,12 @@ class ProbeGround:
         """See `DirectLanding.window`."""
         self.heartbeat(slot, generation)
         index = slot - FIRST_PROBE_SLOT
-        return SlabWindow(
-            offset=self._offset + index * PROBE_BYTES, nbytes=self._rooms[index].length
-        )
+        return SlabWindow(offset=self._start(index), nbytes=self._rooms[index].length)
 
     def landed(self, *, slot: int, generation: int, offset: int, length: int) -> memoryview:
         """See `DirectLanding.landed`."""
-        self.heartbeat(slot, generation)
-        room = self._held(slot, generation)
-        if offset < 0 or offset + length > room.length:
-            raise StaleWriteError(
-                f"bytes {offset}..{offset + length} leave the canary's room of {room.length}; "
-                "the sender runs another version"
-            )
-        return self._view(slot - FIRST_PROBE_SLOT)[offset : offset + length]
+        start = self._fitting(slot, generation, offset=offset, length=length)
+        return self._memory.fetch(start, length)
 
     def writer_closed(
         self, slot: int, generation: int, *, clean: bool, drained: bool = True
@@ -177,6 +170,17 @@ class ProbeGround:
             room.until = 0.0
             if not drained:
                 self._bar(room)
+
+    def _fitting(self, slot: int, generation: int, *, offset: int, length: int) -> int:
+        """Renews a room's lease; where its bytes lie in the memory."""
+        self.heartbeat(slot, generation)
+        room = self._held(slot, generation)
+        if offset < 0 or offset + length > room.length:
+            raise StaleWriteError(
+                f"bytes {offset}..{offset + length} leave the canary's room of {room.length}; "
+                "the sender runs another version"
+            )
+        return self._start(slot - FIRST_PROBE_SLOT) + offset
 
     def _bar(self, room: _Room) -> None:
         room.writing = False
@@ -202,5 +206,5 @@ class ProbeGround:
             token=room.token,
         )
 
-    def _view(self, index: int) -> memoryview:
-        return self._memory[index * PROBE_BYTES : (index + 1) * PROBE_BYTES]
+    def _start(self, index: int) -> int:
+        return self._offset + index * PROBE_BYTES

@@ -12,7 +12,7 @@ from enum import Enum
 
 from shared.transport.choice import RejectedTransport
 from shared.transport.nixl_wire import NAME as NIXL
-from shared.types.topology import Topology, processes_apart
+from shared.types.topology import Topology, memory_apart, processes_apart
 
 NOT_HERE = "not_here"
 """Code: the prefill worker does not have it."""
@@ -22,6 +22,9 @@ NOT_THERE = "not_there"
 
 PID_NAMESPACE = "pid_namespace"
 """Code: one machine, and the two cannot open each other's memory."""
+
+MEMORY_KIND = "memory_kind"
+"""Code: one end hands KV over in a device's memory, the other in the host's."""
 
 LANE_FAILED = "lane_failed"
 """Code: a handoff over it broke off."""
@@ -164,6 +167,16 @@ def _refusal(name: str, facts: PairFacts) -> RejectedTransport | None:
                 "both workers are on one machine and in different pid namespaces "
                 f"({facts.place.pid_namespace} here, {facts.peer.pid_namespace} there), so that "
                 "neither shared memory nor CUDA IPC joins them; let containers share pid and ipc"
+            ),
+        )
+    if name in _THROUGH_MEMORY and memory_apart(facts.place, facts.peer):
+        return RejectedTransport(
+            name=name,
+            code=MEMORY_KIND,
+            reason=(
+                f"KV is in {facts.place.kv_memory or 'host'} memory on the prefill worker and in "
+                f"{facts.peer.kv_memory or 'host'} memory on the decode worker, which its writes "
+                "do not join: set kv_memory alike on both"
             ),
         )
     return None

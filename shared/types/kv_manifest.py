@@ -24,6 +24,15 @@ class SegmentKind(Enum):
     POSITIONS = "positions"
 
 
+class SegmentCheck(Enum):
+    """How the bytes of segments are summed; what a manifest names, its receiver computes."""
+
+    CRC32 = "crc32"
+    """CRC-32, where they are on the host."""
+    SUM64 = "sum64"
+    """Weighted 64-bit sum, where they are in a device's memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """One contiguous piece of a slab."""
@@ -38,7 +47,9 @@ class Segment:
     length: int
     """Bytes."""
     crc32: int = 0
-    """CRC-32 of the bytes."""
+    """CRC-32 of the bytes, where the manifest says that sums are such."""
+    sum64: int = 0
+    """Weighted sum of the bytes, 0 to 2^64 - 1, where the manifest says that sums are such."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,3 +134,5 @@ class KvManifest:
     """One a branch."""
     draws: int = 1
     """Generator draws made per branch so far."""
+    check: SegmentCheck = SegmentCheck.CRC32
+    """Which sums its segments carry."""

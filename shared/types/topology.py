@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shared.types.memory_kind import MemoryKind
+
 MAX_PLACE_GPUS = 64
 """GPUs that a list of a place names at most; the rest is left out."""
 
@@ -28,6 +30,8 @@ class Topology:
     """UUIDs of all GPUs that the machine's driver shows it."""
     gpu_note: str = ""
     """Why nothing is known of GPUs; empty where something is."""
+    kv_memory: str = ""
+    """Kind of memory that its KV is handed over in, host or device; empty counts as host."""
 
 
 def same_machine(one: Topology, other: Topology) -> bool:
@@ -42,6 +46,12 @@ def processes_apart(one: Topology, other: Topology) -> bool:
     """
     told = bool(one.pid_namespace) and bool(other.pid_namespace)
     return same_machine(one, other) and told and one.pid_namespace != other.pid_namespace
+
+
+def memory_apart(one: Topology, other: Topology) -> bool:
+    """Whether one hands KV over in a device's memory and the other in the host's."""
+    host = MemoryKind.HOST.value
+    return (one.kv_memory or host) != (other.kv_memory or host)
 
 
 def joined_by_nvlink(one: Topology, other: Topology) -> bool:

@@ -6,6 +6,8 @@ gateway/debug/README.md.
 
 from dataclasses import dataclass
 
+from shared.types.handoff_trace import HandoffTrace
+
 PROMPT_COLUMNS = 512
 """Columns that a prompt is cut into at most."""
 
@@ -51,6 +53,8 @@ class PromptTrace:
     """Best rank of each column's tokens under the score that chose, 0 to 1; None: none did."""
     layouts: tuple[LayoutTrace, ...]
     """Every layer is in exactly one."""
+    handoff: HandoffTrace | None = None
+    """When its KV was computed and moved; None before it has."""
 
     def to_json(self) -> dict[str, object]:
         """The `prompt` object of a trace."""
@@ -59,6 +63,7 @@ class PromptTrace:
             "column_tokens": self.column_tokens,
             "score": None if self.score is None else [round(value, 3) for value in self.score],
             "layouts": [layout.to_json() for layout in self.layouts],
+            "handoff": None if self.handoff is None else self.handoff.to_json(),
         }
 
 

@@ -11,6 +11,7 @@ from shared.types.kv_manifest import (
     PositionKind,
     PruningSummary,
     Segment,
+    SegmentCheck,
     SegmentKind,
 )
 from shared.types.methods import Aggregation, KvSelect
@@ -36,6 +37,13 @@ _POSITION_KINDS = {
     PositionKind.PER_HEAD: decode_pb2.POSITION_KIND_PER_HEAD,
 }
 _POSITION_KINDS_BACK = {value: key for key, value in _POSITION_KINDS.items()}
+_CHECKS = {
+    SegmentCheck.CRC32: decode_pb2.SEGMENT_CHECK_CRC32,
+    SegmentCheck.SUM64: decode_pb2.SEGMENT_CHECK_SUM64,
+}
+_CHECKS_BACK = {value: key for key, value in _CHECKS.items()} | {
+    decode_pb2.SEGMENT_CHECK_UNSPECIFIED: SegmentCheck.CRC32
+}
 
 
 def pruning_to_pb(summary: PruningSummary) -> common_pb2.PruningSummary:
@@ -99,6 +107,7 @@ def manifest_to_pb(manifest: KvManifest) -> decode_pb2.Manifest:
         segments=[_segment_to_pb(segment) for segment in manifest.segments],
         first_tokens=[token_to_pb(token) for token in manifest.first_tokens],
         draws=manifest.draws,
+        check=_CHECKS[manifest.check],
     )
 
 
@@ -124,6 +133,7 @@ def manifest_from_pb(message: decode_pb2.Manifest) -> KvManifest:
         segments=tuple(_segment_from_pb(segment) for segment in message.segments),
         first_tokens=tuple(token_from_pb(token) for token in message.first_tokens),
         draws=message.draws,
+        check=_known(_CHECKS_BACK, message.check),
     )
 
 
@@ -134,6 +144,7 @@ def _segment_to_pb(segment: Segment) -> decode_pb2.Segment:
         offset=segment.offset,
         length=segment.length,
         crc32=segment.crc32,
+        sum64=segment.sum64,
     )
 
 
@@ -144,6 +155,7 @@ def _segment_from_pb(message: decode_pb2.Segment) -> Segment:
         offset=message.offset,
         length=message.length,
         crc32=message.crc32,
+        sum64=message.sum64,
     )
 
 

@@ -25,6 +25,7 @@ def place_to_pb(place: Topology) -> common_pb2.Place:
         p2p_peers=place.p2p_peers,
         gpus=place.gpus,
         gpu_note=place.gpu_note,
+        kv_memory=place.kv_memory,
     )
 
 
@@ -40,6 +41,7 @@ def place_from_pb(message: common_pb2.Place) -> Topology:
         p2p_peers=place_names(message.p2p_peers),
         gpus=place_names(message.gpus),
         gpu_note=place_text(message.gpu_note),
+        kv_memory=place_text(message.kv_memory),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from protos.tandem.v1 import common_pb2, inference_pb2
+from shared.types.handoff_trace import HandoffTrace, KvBlock, KvPush
 from shared.types.trace import (
     LayoutTrace,
     PageStep,
@@ -30,6 +31,7 @@ def prompt_trace_to_pb(trace: PromptTrace) -> common_pb2.PromptTrace:
             )
             for layout in trace.layouts
         ],
+        handoff=None if trace.handoff is None else _handoff_to_pb(trace.handoff),
     )
 
 
@@ -48,6 +50,7 @@ def prompt_trace_from_pb(message: common_pb2.PromptTrace) -> PromptTrace:
             )
             for layout in message.layouts
         ),
+        handoff=_handoff_from_pb(message.handoff) if message.HasField("handoff") else None,
     )
 
 
@@ -118,6 +121,50 @@ def request_trace_from_pb(message: inference_pb2.RequestTrace, *, ttft_s: float)
         total_s=message.total_seconds,
         prompt=prompt_trace_from_pb(message.prompt) if message.HasField("prompt") else None,
         pages=page_trace_from_pb(message.pages) if message.HasField("pages") else None,
+    )
+
+
+def _handoff_to_pb(trace: HandoffTrace) -> common_pb2.HandoffTrace:
+    return common_pb2.HandoffTrace(
+        computed=[
+            common_pb2.KvBlock(
+                layer=block.layer,
+                first_slot=block.first_slot,
+                slots=block.slots,
+                seconds=block.seconds,
+            )
+            for block in trace.computed
+        ],
+        pushed=[
+            common_pb2.KvPush(bytes=push.nbytes, start_seconds=push.start_s, seconds=push.seconds)
+            for push in trace.pushed
+        ],
+        left_out=trace.left_out,
+        computed_seconds=trace.computed_s,
+        sealed_seconds=trace.sealed_s,
+        adopted_seconds=trace.adopted_s,
+    )
+
+
+def _handoff_from_pb(message: common_pb2.HandoffTrace) -> HandoffTrace:
+    return HandoffTrace(
+        computed=tuple(
+            KvBlock(
+                layer=block.layer,
+                first_slot=block.first_slot,
+                slots=block.slots,
+                seconds=block.seconds,
+            )
+            for block in message.computed
+        ),
+        pushed=tuple(
+            KvPush(nbytes=push.bytes, start_s=push.start_seconds, seconds=push.seconds)
+            for push in message.pushed
+        ),
+        left_out=message.left_out,
+        computed_s=message.computed_seconds,
+        sealed_s=message.sealed_seconds,
+        adopted_s=message.adopted_seconds,
     )
 
 

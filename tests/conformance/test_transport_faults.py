@@ -14,7 +14,7 @@ from shared.transport.fault_plan import (
     Moment,
 )
 from shared.transport.faulty import FaultyTransport
-from tests.support.transfer_parts import Receiver, each_transport, receiver
+from tests.support.transfer_parts import Receiver, each_transport, receiver, registered
 from tests.support.waiting import until
 
 CHUNK = 1_000
@@ -67,7 +67,7 @@ async def send(end: Receiver, *faults: Fault | None, lease_ms: int = 30_000) -> 
 @each_transport()
 async def test_a_plan_without_faults_changes_nothing(name: str) -> None:
     async with receiver(name) as end:
-        assert FaultyTransport(end.transport, ListedFaults()).name == name
+        assert FaultyTransport(end.transport, ListedFaults()).name == registered(name)
         assert await send(end) == (PAYLOAD, 0)
         assert await send(end, None) == (PAYLOAD, 0)
         assert end.writer.closed == [True, True]

@@ -28,8 +28,7 @@ NAN = struct.pack("<f", math.nan)
 
 def poison(end: Receiver) -> None:
     """Fills the slab with NaN, so that a byte nobody wrote cannot pass for one."""
-    end.slab.memory.seek(0)
-    end.slab.memory.write(NAN * (end.slab.total_bytes // 4))
+    end.slab.memory.store(0, memoryview(NAN * (end.slab.total_bytes // 4)))
 
 
 @each_transport()
@@ -106,7 +105,7 @@ def damage(end: Receiver, name: str, monkeypatch: pytest.MonkeyPatch, *, at: int
     assert name not in COPYING
 
     def change() -> None:
-        end.slab.memory[at] = ord("!")
+        end.slab.memory.store(at, memoryview(b"!"))
 
     end.writer.before_write = change
 

@@ -13,6 +13,7 @@ from prefill_service.app import PrefillApp
 from prefill_service.config import PrefillConfig
 from shared.errors import ConfigError
 from shared.transport import nixl_library
+from shared.transport.ranking import MEMORY_KIND
 from tests.support.decode_server import write_profile
 from tests.support.full_stack import Stack, running_stack
 from tests.support.transfer_parts import needs_nixl
@@ -47,13 +48,45 @@ def texts(found: list[Mapping[str, Any]]) -> list[str]:
 async def test_both_transports_serve_the_same_tokens(tiny_model_dir: Path, tmp_path: Path) -> None:
     profile = write_profile(tmp_path)
     served = {}
-    for name in ("grpc", "nixl"):
-        ways = {"require_transport": name}
+    for name, memory in (("grpc", "host"), ("nixl", "host"), ("nixl", "device")):
+        ways = {"require_transport": name, "kv_memory": memory}
         async with running_stack(tiny_model_dir, profile, prefill=ways, decode=ways) as stack:
-            served[name] = await answers(stack)
-        assert {answer["tandem"]["transport"] for answer in served[name]} == {name}
-    assert texts(served["nixl"]) == texts(served["grpc"])
-    assert len(set(texts(served["grpc"]))) > 1
+            served[name, memory] = await answers(stack)
+            assert stack.decode.core.memory.landing.kind.value == memory
+            health = (await stack.http.get("/health")).json()
+            assert {worker["place"]["kv_memory"] for worker in health["workers"]} == {memory}
+        assert {answer["tandem"]["transport"] for answer in served[name, memory]} == {name}
+    wanted = texts(served["grpc", "host"])
+    assert len(set(wanted)) > 1
+    for found in served.values():
+        assert texts(found) == wanted
+
+
+@needs_nixl
+@pytest.mark.parametrize(("ours", "theirs"), [("device", "host"), ("host", "device")])
+async def test_two_kinds_of_memory_fall_back_by_name_and_serve(
+    tiny_model_dir: Path, tmp_path: Path, ours: str, theirs: str
+) -> None:
+    profile = write_profile(tmp_path)
+    async with running_stack(
+        tiny_model_dir,
+        profile,
+        prefill={**BOTH, "kv_memory": ours},
+        decode={**BOTH, "kv_memory": theirs},
+    ) as stack:
+        found = await answers(stack)
+        assert {answer["tandem"]["transport"] for answer in found} == {"grpc"}
+        labels = {"transport": "nixl", "reason": MEMORY_KIND}
+        value = stack.prefill.app.registry.get_sample_value
+        assert value("tandem_transport_fallbacks_total", labels) == len(found)
+        [nixl] = [
+            pair for pair in stack.prefill.app.engine.load().pairs if pair.transport == "nixl"
+        ]
+        assert nixl.rejected == MEMORY_KIND
+        assert f"in {ours} memory on the prefill worker and in {theirs}" in nixl.reason
+    same = {"require_transport": "grpc"}
+    async with running_stack(tiny_model_dir, profile, prefill=same, decode=same) as stack:
+        assert texts(await answers(stack)) == texts(found)
 
 
 def without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:

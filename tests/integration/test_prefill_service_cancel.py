@@ -11,6 +11,8 @@ import pytest
 from protos.tandem.v1 import common_pb2, prefill_pb2
 from tests.support.decode_peer import DecodePeer
 from tests.support.prefill_worker import (
+    EACH_MEMORY,
+    MEMORIES,
     SOON_S,
     Worker,
     decode_peers,
@@ -25,9 +27,9 @@ WAYS = ("rpc", "stream", "deadline")
 """A Cancel call, a closed stream, or the end of the request's time."""
 
 
-@pytest.fixture
-async def worker(tiny_model_dir: Path) -> AsyncIterator[Worker]:
-    async with prefill_worker(tiny_model_dir) as running:
+@pytest.fixture(params=EACH_MEMORY)
+async def worker(request: pytest.FixtureRequest, tiny_model_dir: Path) -> AsyncIterator[Worker]:
+    async with prefill_worker(tiny_model_dir, **MEMORIES[request.param]) as running:
         yield running
 
 

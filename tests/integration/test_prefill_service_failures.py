@@ -22,6 +22,8 @@ from shared.rpc.status import error_from_rpc
 from shared.types.handoff import HandoffKey
 from tests.support.decode_peer import DecodePeer
 from tests.support.prefill_worker import (
+    EACH_MEMORY,
+    MEMORIES,
     Worker,
     decode_peers,
     kinds,
@@ -32,9 +34,12 @@ from tests.support.prefill_worker import (
 )
 
 
-@pytest.fixture
-async def worker(tiny_model_dir: Path) -> AsyncIterator[Worker]:
-    async with prefill_worker(tiny_model_dir, reserve_wait_s=0.4, rpc_timeout_s=3.0) as running:
+@pytest.fixture(params=EACH_MEMORY)
+async def worker(request: pytest.FixtureRequest, tiny_model_dir: Path) -> AsyncIterator[Worker]:
+    memory = MEMORIES[request.param]
+    async with prefill_worker(
+        tiny_model_dir, reserve_wait_s=0.4, rpc_timeout_s=3.0, **memory
+    ) as running:
         yield running
 
 
@@ -258,11 +263,11 @@ async def test_a_handoff_is_used_once(worker: Worker, peers: list[DecodePeer]) -
 async def test_an_engine_defect_ends_one_prompt_only(
     worker: Worker, peers: list[DecodePeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(**_arguments: object) -> None:
+    def broken(*_prompts: object, **_arguments: object) -> None:
         raise RuntimeError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker.runner, "run", broken)
+        patch.setattr(worker.runner, "run_pack", broken)
         events = await worker.run(prompt_request(prompt_ids(20), peers))
     assert events[-1].code == "internal_error"
     assert "planted" not in events[-1].message

@@ -13,6 +13,8 @@ from shared.rpc.status import error_from_rpc
 from shared.types.handoff import HandoffKey
 from tests.support.decode_peer import DecodePeer
 from tests.support.prefill_worker import (
+    EACH_MEMORY,
+    MEMORIES,
     SOON_S,
     Worker,
     decode_peers,
@@ -25,9 +27,9 @@ from tests.support.prefill_worker import (
 from tests.support.waiting import until
 
 
-@pytest.fixture
-async def worker(tiny_model_dir: Path) -> AsyncIterator[Worker]:
-    async with prefill_worker(tiny_model_dir) as running:
+@pytest.fixture(params=EACH_MEMORY)
+async def worker(request: pytest.FixtureRequest, tiny_model_dir: Path) -> AsyncIterator[Worker]:
+    async with prefill_worker(tiny_model_dir, **MEMORIES[request.param]) as running:
         yield running
 
 

@@ -63,6 +63,22 @@ async def test_the_trace_says_what_was_kept_and_read(stack: Stack) -> None:
     assert selecting
 
 
+async def test_the_trace_says_when_the_kv_was_computed_and_moved(stack: Stack) -> None:
+    report = (await complete(stack, **ASKED))["tandem"]
+    handoff = report["trace"]["prompt"]["handoff"]
+    slots = [0] * 6
+    for block in handoff["computed"]:
+        assert block["first_slot"] == slots[block["layer"]]
+        slots[block["layer"]] += block["slots"]
+    kept = report["kept_tokens"]
+    assert slots[0] == report["prompt_tokens"]
+    assert slots[-1] == kept
+    assert sum(push["bytes"] for push in handoff["pushed"]) == report["kv_bytes"]
+    assert handoff["left_out"] == 0
+    assert handoff["computed"][-1]["ms"] <= handoff["computed_ms"] <= handoff["sealed_ms"]
+    assert handoff["sealed_ms"] <= handoff["adopted_ms"]
+
+
 async def test_the_waterfall_covers_the_four_hops_and_adds_up(stack: Stack) -> None:
     trace = (await complete(stack, **ASKED))["tandem"]["trace"]
     bars = trace["waterfall"]

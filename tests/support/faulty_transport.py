@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shared.errors import TransportError
-from shared.transport.base import Grant, KvSender, KvTransport, TransferStats
+from shared.kv.memory import KvBytes
+from shared.transport.base import Grant, KvSender, KvTransport, TransferStats, host_bytes
 
 
 class Fault(Enum):
@@ -60,7 +61,7 @@ class FaultySender:
         await self._inner.open(address=address, grant=grant)
         self._transport.open_senders.add(self._number)
 
-    async def write(self, offset: int, data: memoryview | bytes) -> None:
+    async def write(self, offset: int, data: KvBytes) -> None:
         if self._fault is Fault.BREAK:
             raise TransportError("the lane died")
         if self._fault is Fault.DROP:
@@ -68,7 +69,7 @@ class FaultySender:
         if self._fault is Fault.STALL:
             await asyncio.Event().wait()
         if self._fault is Fault.CORRUPT:
-            damaged = bytearray(data)
+            damaged = bytearray(await host_bytes(data))
             damaged[len(damaged) // 2] ^= 1
             data = bytes(damaged)
         await self._inner.write(offset, data)

@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from decode_service.engine.sequence import Sequence as Row
-from prefill_service.engine.plan import PromptPlan
-from prefill_service.engine.runner import KvObserver, PrefillOutput
+from prefill_service.engine.prompt_pass import PackedPrompt
+from prefill_service.engine.runner import PrefillOutput
 from shared.types.sampling import SampledToken
 
 LONGEST_S = 30.0
@@ -63,26 +64,22 @@ class GatedBlocks:
         self.runs = 0
         self.device: torch.device = inner.device
 
-    def run(
-        self,
-        *,
-        token_ids: Sequence[int],
-        plan: PromptPlan,
-        observer: KvObserver,
-        stop: Callable[[], bool],
-    ) -> PrefillOutput:
-        self.runs += 1
+    def run_pack(
+        self, prompts: Sequence[PackedPrompt], *, ended: Callable[[int, Exception], None]
+    ) -> list[PrefillOutput | Exception]:
+        self.runs += len(prompts)
+        counted = [replace(prompt, stop=self._counted(prompt.stop)) for prompt in prompts]
+        outcomes: list[PrefillOutput | Exception] = self._inner.run_pack(counted, ended=ended)
+        return outcomes
 
+    def _counted(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         def counted() -> bool:
             stopping = stop()
             if not stopping:
                 self.gate.piece()
             return stopping
 
-        output: PrefillOutput = self._inner.run(
-            token_ids=token_ids, plan=plan, observer=observer, stop=counted
-        )
-        return output
+        return counted
 
 
 class GatedSteps:

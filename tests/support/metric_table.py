@@ -79,6 +79,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "claa_keep_rate": histogram(SHARE),
         "claa_select_seconds": histogram(STEP),
         "batch_tokens": histogram(PROMPT),
+        "batch_prompts": histogram(COUNT),
         "kv_held_bytes": gauge(),
         "kv_lease_expired_total": counter(),
         "queue_depth": gauge(),

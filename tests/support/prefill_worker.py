@@ -5,19 +5,22 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 from prefill_service.app import PrefillApp
 from prefill_service.config import PrefillConfig
 from prefill_service.engine.capture import CapturedKv
+from prefill_service.engine.device_slab import DeviceSlabs
 from prefill_service.engine.engine import PrefillEngine
 from prefill_service.engine.job import PromptRequest
 from prefill_service.engine.plan import PromptPlan
-from prefill_service.engine.runner import KvObserver, PrefillOutput, PrefillRunner
+from prefill_service.engine.prompt_pass import PackedPrompt
+from prefill_service.engine.runner import PrefillOutput, PrefillRunner
 from protos.tandem.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
 from shared.rpc.channel import open_channel
 from shared.telemetry.spans import SpanSource
@@ -26,6 +29,7 @@ from shared.types.kv_manifest import SegmentKind
 from shared.types.options import RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions
 from tests.support.decode_peer import DecodePeer
+from tests.support.transfer_parts import needs_nixl
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -43,6 +47,18 @@ bypass_below = { value = 32, source = "test" }
 [sparsity]
 full_layers = { value = [0, 1, 3], source = "test" }
 """
+
+MEMORIES: dict[str, dict[str, Any]] = {
+    "host": {"kv_memory": "host"},
+    "device": {"kv_memory": "device", "transports": ("nixl", "grpc"), "buffer_bytes": 1 << 26},
+}
+"""Settings by the kind of memory in which KV waits; the device is the CPU here."""
+
+EACH_MEMORY = [
+    pytest.param("host"),
+    pytest.param("device", marks=needs_nixl),
+]
+"""Parameters of a fixture that starts a worker with each of them."""
 
 SOON_S = 5.0
 """Less than the time after which a worker gives up waiting for room by itself."""
@@ -62,17 +78,19 @@ class GatedRunner:
         self.hang.set()
         self.reached = threading.Event()
         self.runs = 0
+        self.packs: list[int] = []
+        """Prompts of each pass."""
         self.device = inner.device
 
-    def run(
-        self,
-        *,
-        token_ids: Sequence[int],
-        plan: PromptPlan,
-        observer: KvObserver,
-        stop: Callable[[], bool],
-    ) -> PrefillOutput:
-        self.runs += 1
+    def run_pack(
+        self, prompts: Sequence[PackedPrompt], *, ended: Callable[[int, Exception], None]
+    ) -> list[PrefillOutput | Exception]:
+        self.runs += len(prompts)
+        self.packs.append(len(prompts))
+        gated = [replace(prompt, stop=self._gated(prompt.stop)) for prompt in prompts]
+        return self._inner.run_pack(gated, ended=ended)
+
+    def _gated(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         calls = itertools.count()
 
         def gated() -> bool:
@@ -85,7 +103,7 @@ class GatedRunner:
                     return True
             return stop()
 
-        return self._inner.run(token_ids=token_ids, plan=plan, observer=observer, stop=gated)
+        return gated
 
     async def wait_reached(self) -> None:
         assert await asyncio.to_thread(self.reached.wait, 10)
@@ -127,6 +145,9 @@ class Worker:
         assert load.queued_requests == load.queued_tokens == load.running_requests == 0
         assert load.active_bytes == 0
         assert load.stalled_seconds == 0
+        parts = self.app._parts
+        if parts is not None and isinstance(parts.slabs, DeviceSlabs):
+            assert parts.slabs.num_leases == load.held_handoffs
 
     async def wait_load(self, **expected: float) -> None:
         """Waits until the engine's load shows these values."""

@@ -2,12 +2,15 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
 from shared.errors import ConfigError, StaleWriteError
+from shared.kv.memory import HostMemory
 from shared.kv.slab import Slab, SlabLease
+from shared.kv_memory.tensor_memory import TensorMemory
 from shared.rpc.server import RpcServer, build_server
 from shared.transport.base import (
     Grant,
@@ -32,6 +35,12 @@ from tests.support.waiting import until
 COPYING = ("loopback", "grpc")
 """Transports whose receiver copies each chunk, and can refuse it."""
 
+NIXL_DEVICE = "nixl-device"
+"""NIXL between memories of the device that computes, which is the CPU here."""
+
+DIRECT = ("nixl", NIXL_DEVICE)
+"""Transports that write into the slab themselves."""
+
 
 def nixl_missing() -> str:
     """Why NIXL cannot be tried here; empty when it can."""
@@ -47,9 +56,9 @@ needs_nixl = pytest.mark.skipif(bool(nixl_missing()), reason=f"no NIXL: {nixl_mi
 
 def each_transport(*, without: Sequence[str] = ()) -> pytest.MarkDecorator:
     """Runs a test for every registered transport that works here."""
-    names = [name for name in transport_registry().names() if name not in without]
+    names = [name for name in (*transport_registry().names(), NIXL_DEVICE) if name not in without]
     return pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=[needs_nixl] if n == "nixl" else []) for n in names]
+        "name", [pytest.param(n, marks=[needs_nixl] if n in DIRECT else []) for n in names]
     )
 
 
@@ -145,6 +154,18 @@ class Receiver:
         return bytes(self.slab.view(lease.slot, lease.generation, 0, lease.nbytes))
 
 
+def registered(name: str) -> str:
+    """Its name among the transports."""
+    return "nixl" if name == NIXL_DEVICE else name
+
+
+def open_transport(name: str, context: TransportContext) -> KvTransport:
+    """A sending end by its name here."""
+    if name == NIXL_DEVICE:
+        context = replace(context, memory=TensorMemory(1 << 22, device="cpu"))
+    return transport_registry().get(registered(name))(context)
+
+
 @asynccontextmanager
 async def receiver(
     name: str,
@@ -154,12 +175,12 @@ async def receiver(
     place: Topology | None = None,
 ) -> AsyncIterator[Receiver]:
     """A receiver and a transport of the given name that reaches it."""
-    slab = Slab(slab_bytes, spare_bytes=SPARE_BYTES)
-    probes = ProbeGround(
-        memoryview(slab.memory)[slab.total_bytes :],
-        offset=slab.total_bytes,
-        incarnation=INCARNATION,
-    )
+    on_device = name == NIXL_DEVICE
+    allocate = partial(TensorMemory, device="cpu") if on_device else HostMemory
+    slab = Slab(slab_bytes, spare_bytes=SPARE_BYTES, allocate=allocate)
+    if isinstance(slab.memory, TensorMemory):
+        slab.memory.bytes.zero_()  # as the host's is
+    probes = ProbeGround(slab.memory, offset=slab.total_bytes, incarnation=INCARNATION)
     writer = RecordingWriter(slab)
     server: RpcServer | None = None
     address = "here"
@@ -167,7 +188,7 @@ async def receiver(
     if name != "loopback":
         server = build_server(host="127.0.0.1", port=0, service_names=[SERVICE_NAME])
         own = Peer(model=MODEL, incarnation=INCARNATION, place=place or Topology())
-        if name == "nixl":
+        if name in DIRECT:
             direct = NixlReceiver(slab.memory, ProbedLanding(writer, probes))
             add_nixl_service(server.server, direct)
         offers = [] if direct is None else [direct.offer]
@@ -179,9 +200,11 @@ async def receiver(
         address = server.address
     endpoint = LocalEndpoint(writer=writer, model=MODEL, incarnation=INCARNATION)
     context = TransportContext(
-        model=sender_model, incarnation="sender-1", local_endpoints={"here": endpoint}
+        model=sender_model,
+        incarnation="sender-1",
+        local_endpoints={"here": endpoint},
     )
-    transport = transport_registry().get(name)(context)
+    transport = open_transport(name, context)
     try:
         yield Receiver(slab, writer, address, transport, server, direct, probes)
     finally:

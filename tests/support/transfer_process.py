@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.transport.base import Grant, TransportContext
-from shared.transport.registry import transport_registry
 from shared.types.model_identity import ModelIdentity
-from tests.support.transfer_parts import receiver
+from tests.support.transfer_parts import open_transport, receiver
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +49,7 @@ async def receive(name: str, nbytes: int) -> None:
 
 async def send(name: str, address: str, nbytes: int, about: dict[str, Any]) -> None:
     context = TransportContext(model=ModelIdentity(**about["model"]), incarnation="child")
-    sender = transport_registry().get(name)(context).sender()
+    sender = open_transport(name, context).sender()
     grant = Grant(
         slot=about["slot"],
         generation=about["generation"],

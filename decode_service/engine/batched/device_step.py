@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch users know
 from torch import Tensor
 
+from decode_service.engine.batched.dense_attention import DenseMaker, by_triton
 from decode_service.engine.batched.layer_tasks import LayerTask
 from decode_service.engine.batched.step_inputs import StepInputs
 from decode_service.engine.batched.step_shape import StepShape
@@ -57,10 +58,17 @@ class DeviceStep:
         cache: where the rows' pages are.
         inputs: the seats.
         shape: sizes.
+        dense: makes the attention of layers that read everything and choose nothing.
     """
 
     def __init__(
-        self, model: Transformer, cache: PagedKvCache, inputs: StepInputs, shape: StepShape
+        self,
+        model: Transformer,
+        cache: PagedKvCache,
+        inputs: StepInputs,
+        shape: StepShape,
+        *,
+        dense: DenseMaker = by_triton,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -77,11 +85,23 @@ class DeviceStep:
             )
             for reads in ({False, True} if shape.choice else {False})
         }
+        groups = {task.group for task in self._tasks if _is_dense(task)}
+        self._dense = dense(inputs, shape, groups, self._plans[False])
+
+    def run(self) -> StepOutput:
+        """Plans and enqueues the step; the inputs must have been sent in the same stream."""
+        self.plan()
+        return self.enqueue()
+
+    def plan(self) -> None:
+        """The host's part of a step: before the other part, and never captured."""
+        self._dense.plan()
 
     @torch.inference_mode()
-    def run(self) -> StepOutput:
-        """Enqueues the step; the inputs must have been sent in the same stream."""
+    def enqueue(self) -> StepOutput:
+        """The device's part of a step, which waits for nothing and can be captured."""
         model, inputs, rows = self._model, self._inputs, self._shape.rows
+        self._dense.begin()
         x_BE = model.embed(inputs.ids(rows))
         table = model.rope(inputs.positions(rows), context_tokens=self._shape.tokens)
         rotation = Rotation(cos_BD=table.cos_TD, sin_BD=table.sin_TD)
@@ -130,6 +150,10 @@ class DeviceStep:
         selection: _Selection | None,
     ) -> None:
         """Attention of a layer, and the choices that follow from it."""
+        kv_PSGD = self._cache.pool_of(number).paged(number)
+        if _is_dense(task):
+            self._dense.attend(task.group, q_BHD, kv_PSGD, output)
+            return
         tables = self._inputs.tables(task.group, self._shape.rows)
         dump = None
         if selection is not None:
@@ -139,7 +163,7 @@ class DeviceStep:
             dump = selection.dump if task.chooses_for else None
         paged_attention(
             q_BHD,
-            self._cache.pool_of(number).paged(number),
+            kv_PSGD,
             tables,
             plan=self._plans[task.reads_choice],
             output=output,
@@ -219,3 +243,8 @@ class DeviceStep:
 
     def _head_norm(self, heads_BND: Tensor, scale_D: Tensor) -> Tensor:
         return F.rms_norm(heads_BND, scale_D.shape, scale_D, self._model.config.rms_norm_eps)
+
+
+def _is_dense(task: LayerTask) -> bool:
+    """Whether a layer reads everything and chooses nothing."""
+    return not task.reads_choice and not task.chooses_for

@@ -30,18 +30,21 @@ class GraphedStep:
     """
 
     def __init__(self, step: DeviceStep, pool: _POOL_HANDLE) -> None:
+        self._step = step
+        step.plan()
         # Once without capture: compiles kernels, and libraries make their workspaces.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            step.run()
+            step.enqueue()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # Other threads of a worker talk to the device while this one captures.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._output = step.run()
+            self._output = step.enqueue()
 
     def run(self) -> StepOutput:
-        """Enqueues the step; its output is overwritten by the next one."""
+        """Plans and enqueues the step; its output is overwritten by the next one."""
+        self._step.plan()
         self._graph.replay()
         return self._output

@@ -8,7 +8,8 @@ Where every row takes its best token and nothing else is asked, the next step is
 tokens of this one are fetched, so that the device does not wait for the host. The next call finds
 it under way; if by then the rows are others, it is dropped. That costs its time, and leaves no
 trace: it wrote one slot of each row, which the row's own next step writes again, in pages that the
-row held when it was enqueued; whoever gets these pages next writes them later in the same stream.
+row held when it was enqueued; whoever gets these pages next writes them later in the same stream,
+or in one that waits for `SequencePages.free_since`.
 """
 
 import operator
@@ -16,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from decode_service.engine.batched.batch import Batch, BatchComputed, StepMaker
+from decode_service.engine.batched.dense_attention import DenseMaker, by_triton
 from decode_service.engine.batched.device_step import DeviceStep
 from decode_service.engine.batched.graph import GraphedStep, make_pool
 from decode_service.engine.batched.layer_tasks import BatchLayers, slot_classes
@@ -81,6 +83,7 @@ class BatchRunner:
         by_row: the PyTorch path, over the same model and cache.
         max_batch: rows of one step at most.
         max_tokens: longest context of a row.
+        dense: makes the attention of layers that read everything and choose nothing.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class BatchRunner:
         by_row: DecodeRunner,
         max_batch: int,
         max_tokens: int,
+        dense: DenseMaker = by_triton,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -98,7 +102,7 @@ class BatchRunner:
         self._max_batch = max_batch
         # Requests round their reservations up to pages.
         self._max_tokens = pages_for(max_tokens) * PAGE_SIZE
-        self._make_step = _step_maker(model, cache)
+        self._make_step = _step_maker(model, cache, dense)
         self._batches: dict[BatchLayers, Batch] = {}
         self._plans: dict[Sequence, RowPlan | None] = {}
         self._division = _Division(rows=[], together=[], alone=[])
@@ -238,9 +242,11 @@ class BatchRunner:
         return sample_rows(batch.output.logits_BV, draws, best_2B=batch.best.wait())
 
 
-def _step_maker(model: Transformer, cache: PagedKvCache) -> StepMaker:
+def _step_maker(model: Transformer, cache: PagedKvCache, dense: DenseMaker) -> StepMaker:
     """Graphs on a CUDA device; elsewhere Triton's interpreter runs the steps as they are."""
     if model.device.type != "cuda":
-        return lambda inputs, shape: DeviceStep(model, cache, inputs, shape)
+        return lambda inputs, shape: DeviceStep(model, cache, inputs, shape, dense=dense)
     pool = make_pool()
-    return lambda inputs, shape: GraphedStep(DeviceStep(model, cache, inputs, shape), pool)
+    return lambda inputs, shape: GraphedStep(
+        DeviceStep(model, cache, inputs, shape, dense=dense), pool
+    )

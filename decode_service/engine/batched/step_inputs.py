@@ -168,6 +168,10 @@ class StepInputs:
             for group, name in _SUFFIX.items()
         }
 
+    def host_lengths(self, group: LengthGroup, rows: int) -> npt.NDArray[np.int32]:
+        """Visible tokens of each seat, int32 [B], as they were sent last: 0 for an empty one."""
+        return self._fields.host[_OF[f"length_{_SUFFIX[group]}"], :rows]
+
     def longest(self, *, ahead: int = 0) -> int:
         """Positions of the longest row, the fed token's included."""
         steps = self._steps() + ahead

@@ -738,6 +738,7 @@ class PromptTrace(_message.Message):
     COLUMN_TOKENS_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     LAYOUTS_FIELD_NUMBER: _builtins.int
+    HANDOFF_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Prompt tokens L."""
     column_tokens: _builtins.int
@@ -750,6 +751,10 @@ class PromptTrace(_message.Message):
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayoutTrace]:
         """Sets of kept tokens; every layer is in exactly one."""
 
+    @_builtins.property
+    def handoff(self) -> Global___HandoffTrace:
+        """When its KV was computed and moved."""
+
     def __init__(
         self,
         *,
@@ -757,14 +762,125 @@ class PromptTrace(_message.Message):
         column_tokens: _builtins.int = ...,
         score: _abc.Iterable[_builtins.float] | None = ...,
         layouts: _abc.Iterable[Global___LayoutTrace] | None = ...,
+        handoff: Global___HandoffTrace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_tokens", b"column_tokens", "layouts", b"layouts", "prompt_tokens", b"prompt_tokens", "score", b"score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_tokens", b"column_tokens", "handoff", b"handoff", "layouts", b"layouts", "prompt_tokens", b"prompt_tokens", "score", b"score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptTrace: _TypeAlias = PromptTrace  # noqa: Y015
+
+@_typing.final
+class HandoffTrace(_message.Message):
+    """One prompt's way to its decode worker; seconds count from the start of its computation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPUTED_FIELD_NUMBER: _builtins.int
+    PUSHED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    COMPUTED_SECONDS_FIELD_NUMBER: _builtins.int
+    SEALED_SECONDS_FIELD_NUMBER: _builtins.int
+    ADOPTED_SECONDS_FIELD_NUMBER: _builtins.int
+    left_out: _builtins.int
+    """Blocks and pushes beyond those that are told."""
+    computed_seconds: _builtins.float
+    """When the last computation was done; 0 for KV that was computed before."""
+    sealed_seconds: _builtins.float
+    """When every byte was on the other side."""
+    adopted_seconds: _builtins.float
+    """When the decode worker had taken the cache over."""
+    @_builtins.property
+    def computed(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvBlock]:
+        """KV as the device had computed it, in order; empty for KV that was computed before and sent again."""
+
+    @_builtins.property
+    def pushed(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvPush]:
+        """Bytes as the transport took them, in order."""
+
+    def __init__(
+        self,
+        *,
+        computed: _abc.Iterable[Global___KvBlock] | None = ...,
+        pushed: _abc.Iterable[Global___KvPush] | None = ...,
+        left_out: _builtins.int = ...,
+        computed_seconds: _builtins.float = ...,
+        sealed_seconds: _builtins.float = ...,
+        adopted_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_seconds", b"adopted_seconds", "computed", b"computed", "computed_seconds", b"computed_seconds", "left_out", b"left_out", "pushed", b"pushed", "sealed_seconds", b"sealed_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandoffTrace: _TypeAlias = HandoffTrace  # noqa: Y015
+
+@_typing.final
+class KvBlock(_message.Message):
+    """Slots of one layer that became final."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    FIRST_SLOT_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    """The layer."""
+    first_slot: _builtins.int
+    """First of the slots."""
+    slots: _builtins.int
+    """How many."""
+    seconds: _builtins.float
+    """When the device had computed them."""
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        first_slot: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_slot", b"first_slot", "layer", b"layer", "seconds", b"seconds", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvBlock: _TypeAlias = KvBlock  # noqa: Y015
+
+@_typing.final
+class KvPush(_message.Message):
+    """Bytes that a transport took."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    START_SECONDS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """How many."""
+    start_seconds: _builtins.float
+    """When they were handed to it."""
+    seconds: _builtins.float
+    """Until it could take more."""
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        start_seconds: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "seconds", b"seconds", "start_seconds", b"start_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvPush: _TypeAlias = KvPush  # noqa: Y015
 
 @_typing.final
 class LayoutTrace(_message.Message):
@@ -970,6 +1086,7 @@ class Place(_message.Message):
     P2P_PEERS_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     GPU_NOTE_FIELD_NUMBER: _builtins.int
+    KV_MEMORY_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the meaning of this message, 1; whoever knows another one takes the place as unknown."""
     host: _builtins.str
@@ -980,6 +1097,8 @@ class Place(_message.Message):
     """UUID of its GPU."""
     gpu_note: _builtins.str
     """Why nothing is known of GPUs."""
+    kv_memory: _builtins.str
+    """Kind of memory that its KV is handed over in: host or device; empty: not told, which is host."""
     @_builtins.property
     def nvlink_peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """UUIDs of the GPUs that NVLink joins with its own."""
@@ -1003,10 +1122,11 @@ class Place(_message.Message):
         p2p_peers: _abc.Iterable[_builtins.str] | None = ...,
         gpus: _abc.Iterable[_builtins.str] | None = ...,
         gpu_note: _builtins.str = ...,
+        kv_memory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "gpu_note", b"gpu_note", "gpus", b"gpus", "host", b"host", "nvlink_peers", b"nvlink_peers", "p2p_peers", b"p2p_peers", "pid_namespace", b"pid_namespace", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "gpu_note", b"gpu_note", "gpus", b"gpus", "host", b"host", "kv_memory", b"kv_memory", "nvlink_peers", b"nvlink_peers", "p2p_peers", b"p2p_peers", "pid_namespace", b"pid_namespace", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

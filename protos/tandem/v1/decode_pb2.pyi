@@ -44,6 +44,30 @@ SEGMENT_KIND_POSITIONS: SegmentKind.ValueType  # 2
 """Positions of one layout: int32 [rows, slots], ascending in each row."""
 Global___SegmentKind: _TypeAlias = SegmentKind  # noqa: Y015
 
+class _SegmentCheck:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SegmentCheckEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SegmentCheck.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SEGMENT_CHECK_UNSPECIFIED: _SegmentCheck.ValueType  # 0
+    """Unset, which is CRC32: what versions before this field send."""
+    SEGMENT_CHECK_CRC32: _SegmentCheck.ValueType  # 1
+    """CRC-32, where they are on the host."""
+    SEGMENT_CHECK_SUM64: _SegmentCheck.ValueType  # 2
+    """Weighted 64-bit sum, where they are in a device's memory."""
+
+class SegmentCheck(_SegmentCheck, metaclass=_SegmentCheckEnumTypeWrapper):
+    """How the bytes of segments are summed."""
+
+SEGMENT_CHECK_UNSPECIFIED: SegmentCheck.ValueType  # 0
+"""Unset, which is CRC32: what versions before this field send."""
+SEGMENT_CHECK_CRC32: SegmentCheck.ValueType  # 1
+"""CRC-32, where they are on the host."""
+SEGMENT_CHECK_SUM64: SegmentCheck.ValueType  # 2
+"""Weighted 64-bit sum, where they are in a device's memory."""
+Global___SegmentCheck: _TypeAlias = SegmentCheck  # noqa: Y015
+
 class _PositionKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -239,6 +263,7 @@ class Segment(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     CRC32_FIELD_NUMBER: _builtins.int
+    SUM64_FIELD_NUMBER: _builtins.int
     kind: Global___SegmentKind.ValueType
     """What it holds."""
     index: _builtins.int
@@ -248,7 +273,12 @@ class Segment(_message.Message):
     length: _builtins.int
     """Length in bytes."""
     crc32: _builtins.int
-    """CRC-32 of the bytes."""
+    """CRC-32 of the bytes, where the manifest's check is CRC32."""
+    sum64: _builtins.int
+    """Weighted sum of the bytes, where the manifest's check is SUM64: the sum over their 32-bit little
+    endian words w[i] of w[i] * m[i] mod 2^64. With x = (i + 1) * 0x9E3779B97F4A7C15 and
+    y = x ^ (x >> 29), m[i] is (y * 0xB4B82F3A5E5A61CB) | 1.
+    """
     def __init__(
         self,
         *,
@@ -257,10 +287,11 @@ class Segment(_message.Message):
         offset: _builtins.int = ...,
         length: _builtins.int = ...,
         crc32: _builtins.int = ...,
+        sum64: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "index", b"index", "kind", b"kind", "length", b"length", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "index", b"index", "kind", b"kind", "length", b"length", "offset", b"offset", "sum64", b"sum64"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -309,6 +340,7 @@ class Manifest(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     DRAWS_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Original prompt length L."""
     next_position: _builtins.int
@@ -317,6 +349,8 @@ class Manifest(_message.Message):
     """SHA-256 of the prompt's token ids as little-endian uint32, hex."""
     draws: _builtins.int
     """Position of the generator: draws made per branch so far."""
+    check: Global___SegmentCheck.ValueType
+    """Which sums the segments carry. SUM64 goes only to who took writes into a device's memory."""
     @_builtins.property
     def handoff(self) -> _common_pb2.HandoffKey:
         """The handoff."""
@@ -359,10 +393,11 @@ class Manifest(_message.Message):
         segments: _abc.Iterable[Global___Segment] | None = ...,
         first_tokens: _abc.Iterable[_common_pb2.SampledToken] | None = ...,
         draws: _builtins.int = ...,
+        check: Global___SegmentCheck.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "model", b"model", "pruning", b"pruning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draws", b"draws", "first_tokens", b"first_tokens", "handoff", b"handoff", "layer_layouts", b"layer_layouts", "layouts", b"layouts", "model", b"model", "next_position", b"next_position", "prompt_hash", b"prompt_hash", "prompt_tokens", b"prompt_tokens", "pruning", b"pruning", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "draws", b"draws", "first_tokens", b"first_tokens", "handoff", b"handoff", "layer_layouts", b"layer_layouts", "layouts", b"layouts", "model", b"model", "next_position", b"next_position", "prompt_hash", b"prompt_hash", "prompt_tokens", b"prompt_tokens", "pruning", b"pruning", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -447,6 +447,7 @@ class LaneOpened(_message.Message):
     LENGTH_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     CREDITS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     address: _builtins.int
     """Address of its first byte in the receiver's memory."""
     length: _builtins.int
@@ -455,6 +456,8 @@ class LaneOpened(_message.Message):
     """Goes into every notice of this lane; known to nobody else."""
     credits: _builtins.int
     """Chunks that may be written and not yet counted."""
+    device: _builtins.int
+    """Ordinal of the GPU whose memory it is, in the receiver's process; 0 for memory of the host."""
     def __init__(
         self,
         *,
@@ -462,10 +465,11 @@ class LaneOpened(_message.Message):
         length: _builtins.int = ...,
         key: _builtins.bytes = ...,
         credits: _builtins.int = ...,
+        device: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "credits", b"credits", "key", b"key", "length", b"length"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "credits", b"credits", "device", b"device", "key", b"key", "length", b"length"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

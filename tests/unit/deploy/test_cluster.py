@@ -27,6 +27,14 @@ def test_ports_count_up_per_worker():
     assert [spec.name for spec in specs] == ["prefill-0", "prefill-1", "decode-0", "decode-1"]
 
 
+def test_workers_take_the_gpus_of_their_role_in_turn():
+    config = UpConfig(prefill=3, decode=2, prefill_gpus=(0, 2), decode_gpus=(1,))
+    devices = [flag(spec, "--device") for spec in worker_specs(config, cores=8)]
+    assert devices == ["cuda:0", "cuda:2", "cuda:0", "cuda:1", "cuda:1"]
+    plain, _ = worker_specs(UpConfig(decode_gpus=(0,)), cores=8)
+    assert "--device" not in plain.arguments, "its own settings count"
+
+
 def test_port_0_stays_0_for_every_worker():
     config = dataclasses.replace(FREE_PORTS, prefill=2)
     assert {flag(spec, "--port") for spec in worker_specs(config, cores=2)} == {"0"}
@@ -66,7 +74,9 @@ def test_beside_prefill_workers_they_read_what_they_are_told_to():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"decode": 0}, {"prefill": -1}, {"local_prefill_tokens": -1}], ids=str
+    "wrong",
+    [{"decode": 0}, {"prefill": -1}, {"local_prefill_tokens": -1}, {"decode_gpus": (0, -1)}],
+    ids=str,
 )
 def test_nothing_that_could_not_serve_is_started(wrong):
     with pytest.raises(ConfigError, match="give"):

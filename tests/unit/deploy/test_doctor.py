@@ -35,6 +35,15 @@ def test_absent_optional_packages_are_notes_with_a_reason():
             assert "not installed" in finding.detail or "cannot be imported" in finding.detail
 
 
+def test_a_module_whose_package_is_broken_counts_as_absent(tmp_path, monkeypatch):
+    broken = tmp_path / "flash_attn"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('undefined symbol')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("optional: flash-attn-4", "optional: flash-attn"):
+        assert "not installed" in by_name(package_checks())[name].detail
+
+
 def test_busy_port_fails_and_free_one_does_not():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -12,6 +12,7 @@ from decode_service.kernels import paged_attention, select_pages
 from shared.errors import ConfigError
 from shared.kv.geometry import PAGE_SIZE
 from shared.model.rope_config import RopeConfig, RopeKind
+from tests.support import attention_libraries as libraries
 from tests.support.decode_rows import make_cache
 
 
@@ -21,6 +22,11 @@ class OnGpu:
 
     config: object
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cuda"))
+    dtype: torch.dtype = torch.bfloat16
+
+
+def never(_model: object) -> str:
+    pytest.fail("it is compared only where it was asked for")
 
 
 def on_gpu(model, **changes):
@@ -71,11 +77,73 @@ def test_what_the_kernels_cannot_do_goes_to_torch(tiny_model, changes, max_token
 
 @pytest.mark.parametrize(
     ("requested", "said"),
-    [("triton", "needs a CUDA device"), ("flashinfer", "not|yet"), ("sdpa", "unknown: choose")],
+    [
+        ("triton", "needs a CUDA device"),
+        ("flashinfer", "needs a CUDA device"),
+        ("flash_attn", "slower than ours"),
+        ("sdpa", "unknown: choose"),
+    ],
 )
 def test_what_cannot_be_had_is_refused(tiny_model, requested, said):
     with pytest.raises(ConfigError, match=said):
         probe_decode(tiny_model, max_tokens=1024, requested=requested)
+
+
+def test_flashinfer_is_named_where_it_is_not_installed(tiny_model):
+    reason = "package flashinfer-python is not installed (extra flashinfer)"
+    backend = probe_decode(on_gpu(tiny_model), max_tokens=1024)
+    assert f"flashinfer: {reason}" in backend.rejections
+    with pytest.raises(ConfigError, match="package flashinfer-python is not installed"):
+        probe_decode(on_gpu(tiny_model), max_tokens=1024, requested="flashinfer")
+
+
+@pytest.fixture
+def _installed(monkeypatch):
+    wrapper = libraries.BatchDecodeWithPagedKVCacheWrapper
+    libraries.install(monkeypatch, flashinfer={"BatchDecodeWithPagedKVCacheWrapper": wrapper})
+
+
+@pytest.mark.usefixtures("_installed")
+def test_flashinfer_serves_only_when_it_is_asked_for(tiny_model):
+    model = on_gpu(tiny_model, head_dim=64)
+    backend = probe_decode(model, max_tokens=1024, compare=never)
+    assert backend.name == "triton"
+    assert "flashinfer: slower than triton where both were measured; ask for it by name" in (
+        backend.rejections
+    )
+    backend = probe_decode(model, max_tokens=1024, requested="flashinfer", compare=lambda _: "")
+    assert backend.name == "flashinfer"
+    assert backend.rejections[0] == "triton: flashinfer was asked for"
+    assert [each.name for each in backend.rejected] == ["triton", "flash_attn"]
+    assert "by triton" in backend.log_facts()["attention_serves"]
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(
+    ("changes", "dtype", "reason"),
+    [
+        ({"head_dim": 16}, torch.bfloat16, "head size 16 is none of 64, 128, 256"),
+        ({"head_dim": 64}, torch.float32, "16-bit types, and the model is torch.float32"),
+        ({"head_dim": 80}, torch.bfloat16, "head size 80 is none of 16"),
+    ],
+)
+def test_what_flashinfer_cannot_do_is_refused(tiny_model, changes, dtype, reason):
+    model = on_gpu(tiny_model, **changes)
+    model.dtype = dtype
+    with pytest.raises(ConfigError, match=reason):
+        probe_decode(model, max_tokens=1024, requested="flashinfer", compare=lambda _: "")
+
+
+@pytest.mark.usefixtures("_installed")
+def test_wrong_results_of_flashinfer_are_refused(tiny_model):
+    model = on_gpu(tiny_model, head_dim=64)
+    with pytest.raises(ConfigError, match=r"cannot run here: its output is 0\.3 off"):
+        probe_decode(
+            model,
+            max_tokens=1024,
+            requested="flashinfer",
+            compare=lambda _: "its output is 0.3 off float32, 0.01 is allowed",
+        )
 
 
 def test_the_probes_limits_are_the_kernels():
@@ -85,7 +153,11 @@ def test_the_probes_limits_are_the_kernels():
     assert backends.MOST_TOKENS == select_pages.MOST_PAGES * PAGE_SIZE
 
 
-@pytest.mark.parametrize(("name", "kind"), [("torch", DecodeRunner), ("triton", BatchRunner)])
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("torch", DecodeRunner), ("triton", BatchRunner), ("flashinfer", BatchRunner)],
+)
 def test_a_backend_makes_its_runner(tiny_model, name, kind):
     cache = make_cache(tiny_model)
     backend = DecodeBackend(name=name, rejected=())

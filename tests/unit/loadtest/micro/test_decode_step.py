@@ -6,7 +6,7 @@ import triton
 
 from decode_service.engine.backends import HEAD_SIZES, MOST_TOKENS
 from loadtest.micro import decode_step, step_parity
-from loadtest.micro.models import MODEL_SHAPES, random_on_device
+from loadtest.micro.models import random_on_device
 from loadtest.micro.step_cases import case_of, named_cases
 from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_rows import ARMS, GROWTH, CaseRows
@@ -14,6 +14,7 @@ from loadtest.micro.step_shapes import CASES, TINY
 from loadtest.micro.step_times import _longest, _part_of, against_bytes
 from shared.errors import ConfigError, InternalError
 from shared.kv.geometry import PAGE_SIZE
+from shared.model.shapes import MODEL_SHAPES
 from tests.support.kernel_rows import DEVICE
 
 on_cpu = pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU times whole models")

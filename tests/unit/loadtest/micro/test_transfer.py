@@ -4,6 +4,7 @@ import pytest
 
 from loadtest.micro import transfer
 from shared.errors import ConfigError, InternalError
+from tests.support.transfer_parts import needs_nixl
 
 
 def quiet(_line: str) -> None:
@@ -54,4 +55,36 @@ def test_settings_that_fit_nothing_are_refused(
     with pytest.raises(ConfigError, match=why):
         transfer.bench_transfer(
             sizes_mib=sizes, transports=transports, repeats=repeats, progress=quiet
+        )
+
+
+@needs_nixl
+def test_memory_of_a_device_is_sent_where_it_is_and_the_push_is_told_apart() -> None:
+    """The device is the CPU here, and the report says so."""
+    report = transfer.bench_transfer(
+        sizes_mib=[1], transports=[], repeats=2, memory="device", progress=quiet
+    )
+    [size] = report["sizes"]
+    assert set(size["gbps"]) == {"nixl", "nixl push", transfer.COPY}
+    assert set(size["share_of_copy"]) == {"nixl", "nixl push"}
+    assert size["gbps"]["nixl"]["max"] < size["gbps"]["nixl push"]["max"]
+    memory = report["memory"]
+    assert (memory["kind"], memory["sender"], memory["receiver"]) == ("device", "cpu", "cpu")
+    assert set(memory["topology"]) == {"sender", "receiver"}
+    assert report["rejected"] == {"grpc": "not asked for"}
+    assert report["command"].endswith("--memory device")
+    json.dumps(report)
+
+
+def test_device_memory_goes_over_grpc_when_that_is_asked_for() -> None:
+    report = transfer.bench_transfer(
+        sizes_mib=[1], transports=["grpc"], repeats=1, memory="device", progress=quiet
+    )
+    assert set(report["sizes"][0]["gbps"]) == {"grpc", transfer.COPY}
+
+
+def test_another_kind_of_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--memory cannot be 'disk'"):
+        transfer.bench_transfer(
+            sizes_mib=[1], transports=[], repeats=1, memory="disk", progress=quiet
         )

@@ -40,6 +40,7 @@ def test_the_log_tells_what_was_measured(
     (line,) = logs
     assert line["event"] == "attention measured"
     assert line["serves"] == "plain"
+    assert line["serves_blocks"] == "torch"
     assert line["us_a_layer"] == {"plain": {1024: 120}, "other": {1024: 500_000}}
     assert asked == [
         HeadShape(num_heads=4, num_kv_heads=2, head_dim=16, dtype=torch.float32, max_tokens=1024)

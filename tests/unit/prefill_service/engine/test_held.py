@@ -9,7 +9,7 @@ from prefill_service.engine.held import HeldKv, HeldStore
 from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.parcel import Parcel
 from prefill_service.engine.plan import plan_prompt
-from shared.errors import InvalidRequestError
+from shared.errors import HandoffError, InvalidRequestError
 from shared.kv.geometry import KvGeometry
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
 from shared.types.methods import PruningParams
@@ -124,3 +124,57 @@ async def test_a_resend_makes_it_known_under_both_names() -> None:
     assert store.release(second)
     assert store.get(first) is None
     store.clear()
+
+
+class Closing:
+    """Counts how often a slab's memory is given back."""
+
+    def __init__(self, held: HeldKv, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = 0
+        monkeypatch.setattr(held.parcel.slab, "close", self._count)
+
+    def _count(self) -> None:
+        self.times += 1
+
+
+async def test_memory_goes_back_when_a_hold_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SteppedClock()
+    store = store_of(clock)
+    released, expired, cleared = held_kv(), held_kv(), held_kv()
+    closings = [Closing(held, monkeypatch) for held in (released, expired, cleared)]
+    for held in (released, expired):
+        store.hold(held)
+    store.release(released.parcel.request.key)
+    clock.now += 11
+    store.expire()
+    store.hold(cleared)
+    assert [c.times for c in closings] == [1, 1, 0]
+    store.clear()
+    assert [c.times for c in closings] == [1, 1, 1]
+
+
+async def test_memory_that_is_read_goes_back_after_its_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = store_of(SteppedClock())
+    read, idle = held_kv(), held_kv()
+    closings = [Closing(held, monkeypatch) for held in (read, idle)]
+    store.hold(read)
+    store.hold(idle)
+    async with store.reading(read):
+        assert store.make_room(), "the one that nobody reads"
+        assert [c.times for c in closings] == [0, 1]
+        assert not store.make_room()
+        store.release(read.parcel.request.key)
+        waiting = asyncio.create_task(enter(store, read))
+        await asyncio.sleep(0)
+        assert closings[0].times == 0
+    assert closings[0].times == 1
+    with pytest.raises(HandoffError, match="nothing is held any more"):
+        await waiting
+    assert (store.active_bytes, closings[0].times) == (0, 1)
+
+
+async def enter(store: HeldStore, held: HeldKv) -> None:
+    async with store.reading(held):
+        pass

@@ -80,6 +80,15 @@ def test_speed_is_an_average_that_forgets() -> None:
     assert speed.seconds_for(10**9) == MAX_RETRY_S
 
 
+def test_short_passes_say_little_about_speed() -> None:
+    speed = SpeedMeter(weight=0.5)
+    speed.record(1, 0.04)
+    assert speed.tokens_per_second == 0, "or a crowd behind it would be refused"
+    speed.record(4000, 0.1)
+    speed.record(40, 0.01)
+    assert speed.tokens_per_second == pytest.approx(4040 / 0.11)
+
+
 async def test_a_prompt_that_would_start_after_its_deadline_is_refused_at_once() -> None:
     queue = queue_of(1_000, tokens_per_second=50)
     queue.put(job_of(200, deadline_s=0.1))

@@ -218,7 +218,7 @@ def test_observer_errors_reach_the_caller(tiny_model: Transformer) -> None:
         )
 
 
-@pytest.mark.parametrize("bad", [-1, 512, 10**9])
+@pytest.mark.parametrize("bad", [-1, 512, 10**9, 2**70])
 def test_ids_outside_the_vocabulary(tiny_model: Transformer, bad: int) -> None:
     with pytest.raises(InvalidRequestError, match=str(bad)):
         runner_of(tiny_model).run(

@@ -9,7 +9,7 @@ from shared.kv.slab import Slab
 
 def test_memory_is_a_writable_buffer_that_nobody_touched() -> None:
     slab = Slab(2**34)  # 16 GiB: only possible when pages are not touched
-    array = np.frombuffer(slab.memory, dtype=np.uint8)
+    array = np.frombuffer(slab.memory.fetch(0, slab.memory.nbytes), dtype=np.uint8)
     assert array.flags.writeable
     assert array[-1] == 0
 
@@ -20,7 +20,7 @@ def test_views_share_the_buffer() -> None:
     lease = slab.reserve(8)
     assert lease is not None
     slab.write(slot=lease.slot, generation=lease.generation, offset=4, data=b"abcd")
-    array = np.frombuffer(slab.memory, dtype=np.uint8)
+    array = np.frombuffer(slab.memory.fetch(0, slab.memory.nbytes), dtype=np.uint8)
     assert bytes(array[lease.offset + 4 : lease.offset + 8]) == b"abcd"
     slab.view(lease.slot, lease.generation, 0, 1)[0] = 7
     assert array[lease.offset] == 7

@@ -23,6 +23,10 @@ CPU = torch.device("cpu")
 SHAPE = HeadShape(num_heads=6, num_kv_heads=2, head_dim=16, dtype=torch.float32, max_tokens=1 << 20)
 
 
+class NotOfOursError(Exception):
+    """As a library's compiler may raise."""
+
+
 @dataclass
 class Kernel:
     """A right kernel whose speed is told, unless it fails in some way."""
@@ -35,6 +39,9 @@ class Kernel:
     error: Exception | None = None
     longest: int | None = None
     lengths: list[int] = field(default_factory=list)
+    block_speed: float = 1.0
+    top_left: bool = False
+    """Masks a block of queries as if it stood at the start."""
 
     def padded(self, tokens: int) -> int:
         return tokens + 3
@@ -44,6 +51,8 @@ class Kernel:
     ) -> tuple[Tensor, Tensor | None]:
         if self.error is not None:
             raise self.error
+        if q_PHD.shape[0] < k_PGD.shape[0]:
+            return self._block(q_PHD, k_PGD, v_PGD)
         if self.longest is not None and q_PHD.shape[0] - 3 > self.longest:
             raise RuntimeError("out of memory")
         self.lengths.append(q_PHD.shape[0] - 3)
@@ -52,25 +61,34 @@ class Kernel:
         out, lse = plain_attention(q_PHD, k_PGD, v_PGD)
         return out + self.wrong_out, lse + self.wrong_lse if want_lse else None
 
+    def _block(self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> tuple[Tensor, Tensor | None]:
+        self.lengths.append(0)
+        tokens = q_THD.shape[0]
+        if tokens > 400:  # only timed
+            return q_THD, None
+        first = slice(tokens) if self.top_left else slice(None)
+        return plain_attention(q_THD, k_SGD[first], v_SGD[first])
+
 
 def choose(*kernels: Kernel, shape: HeadShape = SHAPE):
     def timed(work):
         before = {k.name: len(k.lengths) for k in kernels}
         work()
         (ran,) = [k for k in kernels if len(k.lengths) > before[k.name]]
-        return ran.speed[ran.lengths[-1]]
+        return ran.speed[ran.lengths[-1]] if ran.lengths[-1] else ran.block_speed
 
     return choose_kernels(shape, CPU, kernels=kernels, timer=timed)
 
 
 def test_the_fastest_serves_length_by_length():
-    slow_start = Kernel("a", {1024: 3.0, 4096: 2.0, 16384: 1.0})
-    slow_end = Kernel("b", {1024: 2.0, 4096: 3.0, 16384: 4.0})
-    never = Kernel("c", {1024: 4.0, 4096: 8.0, 16384: 8.0})
+    slow_start = Kernel("a", {1024: 3.0, 4096: 2.0, 16384: 1.0, 32768: 2.0})
+    slow_end = Kernel("b", {1024: 2.0, 4096: 3.0, 16384: 4.0, 32768: 8.0})
+    never = Kernel("c", {1024: 4.0, 4096: 8.0, 16384: 8.0, 32768: 9.0})
     choice = choose(slow_start, slow_end, never)
     assert [(r.up_to, r.kernel) for r in choice.ranges] == [(2048, slow_end), (None, slow_start)]
     assert choice.seconds["c"] == never.speed
-    assert choice.rejected == {"c": "slower than b: 2.00 times its time at 1024 tokens"}
+    whole = {name: why for name, why in choice.rejected.items() if "blocks" not in name}
+    assert whole == {"c": "slower than b: 2.00 times its time at 1024 tokens"}
     assert DeviceAttention(choice.ranges).name == "b to 2048 tokens, a above"
 
 
@@ -86,14 +104,23 @@ def test_a_short_context_is_measured_at_its_length():
         (Kernel("x", missing="package x is not installed"), "package x is not installed"),
         (Kernel("x", error=RuntimeError("no kernel\nimage")), "RuntimeError: no kernel"),
         (Kernel("x", error=AssertionError()), "AssertionError: no message"),
+        (Kernel("x", error=NotOfOursError("no sm_90a")), "NotOfOursError: no sm_90a"),
         (Kernel("x", wrong_out=1.0), "its output is"),
         (Kernel("x", wrong_out=torch.nan), "its output is nan off float32"),
         (Kernel("x", wrong_lse=1.0), "its log-sum-exp is"),
     ],
-    ids=["missing", "raises", "raises nothing said", "wrong", "nan", "wrong log-sum-exp"],
+    ids=[
+        "missing",
+        "raises",
+        "raises nothing said",
+        "raises its own error",
+        "wrong",
+        "nan",
+        "wrong log-sum-exp",
+    ],
 )
 def test_a_kernel_that_does_not_work_is_rejected(broken: Kernel, reason: str):
-    works = Kernel("a", dict.fromkeys((1024, 4096, 16384), 1.0))
+    works = Kernel("a", dict.fromkeys(LENGTHS, 1.0))
     choice = choose(broken, works)
     assert choice.rejected["x"].startswith(reason)
     assert [r.kernel for r in choice.ranges] == [works]
@@ -106,7 +133,30 @@ def test_a_kernel_that_fails_at_a_long_prompt_only_is_rejected_too():
     assert [(r.up_to, r.kernel) for r in choice.ranges] == [(None, right)]
     reason = "it is right, but cannot be timed: RuntimeError: out of memory"
     assert choice.rejected == {"a": reason}
+    assert choice.blocks is right
     assert set(choice.seconds) == {"b"}
+
+
+def test_blocks_go_to_the_fastest_kernel_that_masks_them_by_their_end():
+    speeds = dict.fromkeys(LENGTHS, 1.0)
+    top_left = Kernel("a", dict.fromkeys(LENGTHS, 0.5), top_left=True, block_speed=0.1)
+    fast, slow = Kernel("b", speeds, block_speed=2.0), Kernel("c", speeds, block_speed=3.0)
+    choice = choose(top_left, slow, fast)
+    assert [r.kernel for r in choice.ranges] == [top_left]
+    assert choice.blocks is fast
+    assert choice.block_seconds == {"b": 2.0, "c": 3.0}
+    assert choice.rejected["a on blocks"].startswith("its output is")
+    assert choice.rejected["c on blocks"] == (
+        "slower than b: 1.50 times its time at 2048 tokens of 16384"
+    )
+    assert "b on blocks" not in choice.rejected
+    assert choose(top_left).blocks is None
+
+
+def test_a_short_context_has_blocks_too():
+    kernel = Kernel("a", {7: 1.0})
+    shape = HeadShape(num_heads=2, num_kv_heads=1, head_dim=16, dtype=torch.float32, max_tokens=7)
+    assert choose(kernel, shape=shape).blocks is kernel
 
 
 def test_lengths_of_cudnn_are_few_and_close():
@@ -133,6 +183,15 @@ def tensors(tokens: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def test_blocks_go_to_their_own_kernel():
+    ours = DeviceAttention(
+        (KernelRange(up_to=None, kernel=Kernel("a", error=RuntimeError("whole only"))),),
+        blocks=PlainKernel(),
+    )
+    q, k, v = tensors(7, 40)
+    torch.testing.assert_close(ours.causal(q, k, v), TorchAttention().causal(q, k, v))
+
+
 def device_attention(kernel: ExactKernel) -> DeviceAttention:
     return DeviceAttention((KernelRange(up_to=None, kernel=kernel),))
 
@@ -152,8 +211,8 @@ def test_a_prompt_is_cut_from_its_padding():
     room = attention.padded(21)
     assert room == 32
     q, k, v = tensors(room, room)
-    seen = attention.prompt(q, k, v, tokens=21, want_lse=True)
+    seen = attention.prompts(q, k, v, lengths=(21,), want_lse=True)
     wanted, lse = plain_attention(q[:21], k[:21], v[:21])
     torch.testing.assert_close(seen.out_THD, wanted, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(seen.lse_TH, lse, atol=1e-6, rtol=1e-5)
-    assert attention.prompt(q, k, v, tokens=21, want_lse=False).lse_TH is None
+    assert attention.prompts(q, k, v, lengths=(21,), want_lse=False).lse_TH is None

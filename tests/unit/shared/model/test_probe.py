@@ -9,7 +9,7 @@ import torch
 
 from shared.errors import ConfigError
 from shared.model.device_attention import DeviceAttention, KernelRange
-from shared.model.exact_attention import HeadShape
+from shared.model.exact_attention import CudnnKernel, HeadShape
 from shared.model.kernel_choice import KernelChoice
 from shared.model.plain_attention import PlainKernel
 from shared.model.probe import probe_attention
@@ -71,11 +71,25 @@ def test_a_cuda_device_measures_the_shape(requested: str) -> None:
     assert isinstance(choice.backend, DeviceAttention)
     assert choice.backend.name == "plain"
     assert choice.seconds == {"plain": {1024: 1.0}}
+    assert choice.blocks == "torch"
     reasons = {r.name: r.reason for r in choice.rejected}
     assert reasons == {
         "cudnn": "RuntimeError: no plan",
         "torch": "the reference, without kernels of ours",
     }
+
+
+@pytest.mark.usefixtures("_triton_installed")
+def test_blocks_go_to_the_kernel_that_was_chosen_for_them() -> None:
+    def choose(_shape: HeadShape, _device: torch.device) -> KernelChoice:
+        whole = KernelRange(up_to=None, kernel=CudnnKernel())
+        return KernelChoice(ranges=(whole,), seconds={}, rejected={}, blocks=PlainKernel())
+
+    choice = probe_attention(CUDA, shape=SHAPE, choose=choose)
+    assert (choice.backend.name, choice.blocks) == ("cudnn", "plain")
+    q = torch.ones(3, 2, 16)
+    k = torch.ones(8, 1, 16)
+    torch.testing.assert_close(choice.backend.causal(q, k, k), torch.ones(3, 2, 16))
 
 
 @pytest.mark.usefixtures("_triton_installed")

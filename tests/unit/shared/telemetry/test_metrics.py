@@ -49,6 +49,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "claa_keep_rate",
         "claa_select_seconds",
         "batch_tokens",
+        "batch_prompts",
         "running",
         "grammar_compile_seconds",
         "kv_held_bytes",

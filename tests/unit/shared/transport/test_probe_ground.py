@@ -3,6 +3,7 @@
 import pytest
 
 from shared.errors import OverloadedError, StaleWriteError
+from shared.kv.memory import HostMemory
 from shared.transport.base import Grant
 from shared.transport.probe_ground import (
     FIRST_PROBE_SLOT,
@@ -16,9 +17,8 @@ from tests.support.stepped_clock import SteppedClock
 
 
 def ground(clock: SteppedClock) -> ProbeGround:
-    return ProbeGround(
-        memoryview(bytearray(SPARE_BYTES)), offset=4096, incarnation="i", clock=clock
-    )
+    memory = HostMemory(4096 + SPARE_BYTES)
+    return ProbeGround(memory, offset=4096, incarnation="i", clock=clock)
 
 
 def fill(probes: ProbeGround) -> list[Grant]:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.types.handoff_trace import HandoffTrace, KvBlock, KvPush
 from shared.types.options import RequestOptions
 from shared.types.trace import (
     LayoutTrace,
@@ -37,6 +38,21 @@ def ranges(draw) -> Ranges:
     return tuple(zip(bounds[::2], bounds[1::2], strict=False))
 
 
+SECONDS = st.floats(0, 1000)
+HANDOFFS = st.builds(
+    HandoffTrace,
+    computed=st.lists(
+        st.builds(KvBlock, layer=COUNT, first_slot=COUNT, slots=COUNT, seconds=SECONDS), max_size=3
+    ).map(tuple),
+    pushed=st.lists(
+        st.builds(KvPush, nbytes=st.integers(0, 2**60), start_s=SECONDS, seconds=SECONDS),
+        max_size=3,
+    ).map(tuple),
+    left_out=COUNT,
+    computed_s=SECONDS,
+    sealed_s=SECONDS,
+    adopted_s=SECONDS,
+)
 PROMPTS = st.builds(
     PromptTrace,
     prompt_tokens=COUNT,
@@ -52,6 +68,7 @@ PROMPTS = st.builds(
         ),
         max_size=3,
     ).map(tuple),
+    handoff=st.none() | HANDOFFS,
 )
 PAGES = st.builds(
     PageTrace,

@@ -1,0 +1,237 @@
+"""`tandem bench pair`: starts a pair, asks it from outside, prints what each method comes to."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.bench import progress_to
+from deploy.cluster import Cluster, Endpoints
+from deploy.config import FREE_PORTS, UpConfig
+from deploy.local import log_sink, phase_printer
+from deploy.page_picture import check_file
+from deploy.pair_settings import PairSizes, Tables, pair_tables, write_tables
+from deploy.pair_tables import print_result
+from deploy.role_process import LineSink
+from loadtest.machine import machine_facts
+from loadtest.pair.clients import GrpcClient, HttpClient, PairClient
+from loadtest.pair.measure import PairBench
+from loadtest.pair.parity import ParityPlan, compare
+from loadtest.pair.plan import ARMS, GRPC, HTTP, PairPlan
+from loadtest.pair.summary import summarize
+from loadtest.pair.surroundings import gpu_facts, pair_facts
+from shared.errors import ConfigError
+from shared.model.catalog import resolve
+from shared.model.config import ModelConfig
+
+RESULT_FILE = "pair.json"
+_SETTINGS_FILE = "settings.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRequest:
+    """What is measured, and where it runs."""
+
+    plan: PairPlan
+    """What is asked."""
+    model: str
+    """Catalog name or folder."""
+    out: Path
+    """Folder of the result, the settings and the logs of the roles."""
+    url: str = ""
+    """Gateway of a pair that runs already; empty starts one."""
+    grpc: str = ""
+    """Its gRPC address, host:port."""
+    prefill_gpus: tuple[int, ...] = ()
+    """GPU of the prefill worker; empty: the CPU."""
+    decode_gpus: tuple[int, ...] = ()
+    """GPU of the decode worker; empty: the CPU."""
+    dtype: str = "bfloat16"
+    """Of weights and KV."""
+    transports: tuple[str, ...] = ("nixl", "grpc")
+    """Best first."""
+    profile: str = ""
+    """Model profile of both workers; empty: the one that belongs to the model."""
+    settings_file: Path | None = None
+    """Settings of the roles; None writes some that are large enough."""
+    parity: str = ""
+    """Model that a pair on these devices and one on the CPU must agree on; empty: none."""
+    commit: str = ""
+    """Of the code, where it is no git checkout."""
+    timeline: Path | None = None
+    """PNG of one traced request; None draws none."""
+
+    def __post_init__(self) -> None:
+        if self.timeline is not None:
+            check_file(self.timeline, flag="--timeline")
+        if bool(self.url) != bool(self.grpc):
+            raise ConfigError("a pair that runs is named by both --url and --grpc")
+        if self.url and self.parity:
+            raise ConfigError(
+                "parity is compared on pairs that are started for it: leave --url or --parity out"
+            )
+        if (self.out / RESULT_FILE).exists():
+            raise ConfigError(f"{self.out} has the results of another run; give another --out")
+
+
+def run_pair(request: PairRequest, *, command: str, as_json: bool) -> int:
+    """Measures, writes the result and prints it.
+
+    Returns:
+        Exit code: 1 when tokens were not those of the slow pair, else 0; limits are told, not
+        judged, since they are for GPUs of one kind.
+
+    Raises:
+        TandemError: a pair did not start, or a request failed.
+    """
+    request.out.mkdir(parents=True, exist_ok=True)
+    facts = machine_facts(command=command)
+    if request.commit:
+        facts["commit"] = request.commit
+    progress = progress_to(as_json=as_json)
+    with log_sink(request.out / "logs") as on_line:
+        measured = asyncio.run(PairRun(request, on_line=on_line, progress=progress).all())
+    plan = dataclasses.asdict(request.plan)
+    result = {"benchmark": "pair", **measured, "plan": plan, **facts, **gpu_facts()}
+    text = json.dumps(result, indent=1)
+    (request.out / RESULT_FILE).write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(result))
+    else:
+        print_result(result)
+    parity = measured.get("parity")
+    return 0 if parity is None or parity["equal"] else 1
+
+
+class PairRun:
+    """One run: parity first, then the times."""
+
+    def __init__(
+        self, request: PairRequest, *, on_line: LineSink, progress: Callable[[str], None]
+    ) -> None:
+        self._request = request
+        self._on_line = on_line
+        self._progress = progress
+
+    async def all(self) -> dict[str, Any]:
+        """Everything that is measured, JSON-ready."""
+        found: dict[str, Any] = {}
+        if self._request.parity:
+            found["parity"] = await self._parity()
+        return found | await self._times()
+
+    async def _parity(self) -> dict[str, Any]:
+        """The same prompts to a pair on these devices and to one on the CPU, both in float32."""
+        request = self._request
+        config = _model_config(request.parity)
+        plan = ParityPlan.within(config.max_position, arms=request.plan.arms)
+        sizes = PairSizes(longest=plan.characters + plan.new_tokens, at_once=1)
+
+        def tables(transports: tuple[str, ...]) -> Tables:
+            return pair_tables(config, sizes, dtype="float32", transports=transports)
+
+        slow = dataclasses.replace(FREE_PORTS, model=request.parity)
+        fast = self._on_gpus(request.parity)
+        async with (
+            self._running(slow, tables(("grpc",)), name="slow") as right,
+            self._running(fast, tables(request.transports), name="parity") as other,
+        ):
+            return await asyncio.to_thread(
+                compare,
+                plan,
+                slow=right.gateway.grpc,
+                fast=other.gateway.grpc,
+                progress=self._progress,
+            )
+
+    async def _times(self) -> dict[str, Any]:
+        request = self._request
+        config = _model_config(request.model)
+        if request.url:
+            return await asyncio.to_thread(
+                self._ask, request.url, request.grpc, vocab_size=config.vocab_size
+            )
+        tables = pair_tables(
+            config,
+            PairSizes.of(request.plan),
+            dtype=request.dtype,
+            transports=request.transports,
+            profile=request.profile,
+        )
+        up = self._on_gpus(request.model)
+        async with self._running(up, tables, name="pair") as endpoints:
+            return await asyncio.to_thread(
+                self._ask, endpoints.url, endpoints.gateway.grpc, vocab_size=config.vocab_size
+            )
+
+    def _ask(self, url: str, grpc: str, *, vocab_size: int) -> dict[str, Any]:
+        clients: dict[str, PairClient] = {HTTP: HttpClient(url), GRPC: GrpcClient(grpc)}
+        bench = PairBench(
+            self._request.plan, clients=clients, vocab_size=vocab_size, progress=self._progress
+        )
+        try:
+            found = summarize(bench.run())
+            if self._request.timeline is not None:
+                found["traced"] = self._draw(bench, self._request.timeline)
+        finally:
+            for client in clients.values():
+                client.close()
+        return {**found, "pair": pair_facts(url), "settings": self._settings()}
+
+    def _draw(self, bench: PairBench, png_file: Path) -> dict[str, Any]:
+        """Draws one request of the shortest prompt, pruned where an arm prunes; what it told."""
+        from loadtest.figures import png  # matplotlib when drawn
+        from loadtest.pair.timeline import timeline_figure
+
+        plan = self._request.plan
+        arm = next((name for name in plan.arms if ARMS[name].keep_rate), plan.arms[0])
+        tokens = min(plan.prompts)
+        report = bench.traced(arm, tokens=tokens).report
+        title = f"{ARMS[arm].title}, {tokens:,} tokens"
+        png_file.write_bytes(png(timeline_figure(report, title=title)))
+        trace = report["trace"]
+        return {
+            "arm": arm,
+            "prompt_tokens": tokens,
+            "ttft_ms": trace["ttft_ms"],
+            "waterfall": trace["waterfall"],
+            "handoff": trace["prompt"]["handoff"],
+        }
+
+    def _settings(self) -> str:
+        """The settings file of the pair; empty for one that ran already."""
+        path = self._request.settings_file or self._request.out / _SETTINGS_FILE
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+    def _on_gpus(self, model: str) -> UpConfig:
+        return dataclasses.replace(
+            FREE_PORTS,
+            model=model,
+            prefill_gpus=self._request.prefill_gpus,
+            decode_gpus=self._request.decode_gpus,
+        )
+
+    @asynccontextmanager
+    async def _running(
+        self, config: UpConfig, tables: Tables, *, name: str
+    ) -> AsyncIterator[Endpoints]:
+        """A started pair; its end is waited for."""
+        own = _SETTINGS_FILE if name == "pair" else f"{name}-{_SETTINGS_FILE}"
+        file = self._request.settings_file or write_tables(tables, self._request.out / own)
+
+        def on_line(role: str, line: str) -> None:
+            self._on_line(f"{name}-{role}", line)
+
+        cluster = Cluster(config, on_line, phase_printer(), file)
+        try:
+            yield await cluster.start()
+        finally:
+            await cluster.stop()
+
+
+def _model_config(model: str) -> ModelConfig:
+    return ModelConfig.from_folder(resolve(model))

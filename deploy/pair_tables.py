@@ -1,0 +1,112 @@
+"""The tables of `tandem bench pair`, in Markdown: they are pasted where results are told."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from loadtest.machine import commit_text
+from loadtest.pair.plan import ARMS
+
+_MIB = 1 << 20
+
+
+def print_result(result: Mapping[str, Any]) -> None:
+    """Prints every cell, the limits, parity, and where it was measured."""
+    for cell in result["cells"]:
+        print("\n".join(_cell(cell)))
+    if result["limits"]:
+        print("\n".join(_limits(result["limits"])))
+    if "parity" in result:
+        print("\n".join(_parity(result["parity"])))
+    transports = {
+        name
+        for cell in result["cells"]
+        for arm in cell["arms"].values()
+        for name in arm["transports"]
+    }
+    workers = result["pair"]["workers"]
+    gpus = ", ".join(gpu["name"] for gpu in result["gpus"]) or "no GPU"
+    print(f"`{result['command']}`\n")
+    print(
+        f"Model {result['pair']['model']}; "
+        + ", ".join(f"{worker['role']} on {worker['device']}" for worker in workers)
+        + f"; KV over {', '.join(sorted(transports))}. {gpus}; {result['hardware']['cpu']}, "
+        f"{result['hardware']['cores']} cores; commit {commit_text(result)}."
+    )
+
+
+def _cell(cell: Mapping[str, Any]) -> Iterable[str]:
+    yield (
+        f"{cell['prompt_tokens']:,} prompt tokens, {cell['new_tokens']} new, {cell['at_once']} at "
+        "once; medians, in brackets the smallest and the largest:\n"
+    )
+    heads = (
+        "arm", "first token, ms", "of full", "engine's own, ms", "added, ms",
+        "exposed transfer, ms", "of first token", "second token after, ms",
+        "tokens/s an answer", "tokens/s in all", "KV, MiB", "requests",
+    )  # fmt: skip
+    yield from _table(heads, [_arm_row(name, arm) for name, arm in cell["arms"].items()])
+
+
+def _arm_row(name: str, arm: Mapping[str, Any]) -> Sequence[str]:
+    ratio = arm["ttft_of_full"]
+    return (
+        ARMS[name].title,
+        _span(arm["ttft_ms"], 1),
+        "-" if ratio is None else _span(ratio, 3),
+        _middle(arm["engine_ttft_ms"]),
+        _span(arm["added_ttft_ms"], 1),
+        _span(arm["exposed_transfer_ms"], 1),
+        f"{100 * arm['exposed_share']['median']:.1f} %",
+        _middle(arm["second_token_ms"]),
+        _span(arm["tokens_per_s"], 1),
+        _middle(arm["tokens_per_s_in_all"]),
+        f"{arm['kv_bytes'] / _MIB:.0f}",
+        str(arm["requests"]),
+    )
+
+
+def _limits(limits: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    yield "Limits of two H200s with the 8B shape:\n"
+    rows = [
+        (
+            limit["limit"],
+            f"{limit['measured']:.3g}",
+            f"{limit['at_most']:g}",
+            "yes" if limit["met"] else "no",
+        )
+        for limit in limits
+    ]
+    yield from _table(("limit", "measured", "at most", "met"), rows)
+
+
+def _parity(parity: Mapping[str, Any]) -> Iterable[str]:
+    yield "Greedy tokens beside a slow pair on the CPU, up to the first level step:\n"
+    rows = [
+        (
+            ARMS[name].title,
+            str(arm["answers"]),
+            f"{arm['steps_compared']} of {arm['steps']}",
+            "yes" if arm["equal"] else "NO",
+            ", ".join(arm["transports"]),
+        )
+        for name, arm in parity["arms"].items()
+    ]
+    yield from _table(("arm", "answers", "steps compared", "equal", "over"), rows)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    yield "| " + " | ".join(heads) + " |"
+    yield "|" + "---|" * len(heads)
+    yield from ("| " + " | ".join(row) + " |" for row in rows)
+    yield ""
+
+
+def _span(found: Mapping[str, float] | None, digits: int) -> str:
+    if found is None:
+        return "-"
+    low, middle, high = (f"{found[key]:.{digits}f}" for key in ("min", "median", "max"))
+    return f"{middle} ({low} to {high})"
+
+
+def _middle(found: Mapping[str, float] | None) -> str:
+    return "-" if found is None else f"{found['median']:.1f}"

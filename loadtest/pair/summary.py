@@ -1,0 +1,140 @@
+"""What the volleys come to: times by cell and arm, ratios to full attention, and the limits."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loadtest.pair.clients import Timed
+from loadtest.pair.measure import Volley
+from loadtest.pair.plan import ARMS, BASE
+from loadtest.spread import paired_ratios, spread
+
+MOST_ADDED_MS = 6.0
+"""What may stand between the engine's own first token and a client's, one request at a time."""
+MOST_CLAA_RATIO = 0.60
+"""First token with CLAA at 10 % over that of full attention, at `RATIO_TOKENS`."""
+MOST_EXPOSED = 0.02
+"""Transfer after the last computation over the time to first token, at `RATIO_TOKENS`."""
+RATIO_TOKENS = 10_000
+"""Prompt length of two of the limits."""
+
+
+def summarize(volleys: Sequence[Volley]) -> dict[str, Any]:
+    """Cells and limits, JSON-ready; a cell is a prompt length and a number of requests at once."""
+    keys = dict.fromkeys((v.turn.prompt_tokens, v.turn.at_once) for v in volleys)
+    cells = [
+        _cell(tokens, at_once, [v for v in volleys if _key(v) == (tokens, at_once)])
+        for tokens, at_once in keys
+    ]
+    return {"cells": cells, "limits": _limits(cells)}
+
+
+def _key(volley: Volley) -> tuple[int, int]:
+    return volley.turn.prompt_tokens, volley.turn.at_once
+
+
+def _cell(tokens: int, at_once: int, volleys: Sequence[Volley]) -> dict[str, Any]:
+    arms = {arm: [v for v in volleys if v.arm == arm] for arm in ARMS}
+    present = {arm: found for arm, found in arms.items() if found}
+    return {
+        "prompt_tokens": tokens,
+        "at_once": at_once,
+        "new_tokens": max(v.turn.new_tokens for v in volleys),
+        "arms": {arm: _arm(found, present.get(BASE, [])) for arm, found in present.items()},
+    }
+
+
+def _arm(volleys: Sequence[Volley], base: Sequence[Volley]) -> dict[str, Any]:
+    answers = [answer for volley in volleys for answer in volley.answers]
+    whole = [volley for volley in volleys if not volley.turn.short]
+    first = answers[0].report
+    return {
+        "requests": len(answers),
+        "kept_tokens": first["kept_tokens"],
+        "kv_bytes": first["kv_bytes"],
+        "transports": sorted({str(answer.report["transport"]) for answer in answers}),
+        "ttft_ms": _ms([answer.ttft_s for answer in answers]),
+        "ttft_ms_by_client": _by_client(volleys),
+        "ttft_of_full": _ratios(volleys, base),
+        "engine_ttft_ms": _ms([answer.phase_s("prefill") for answer in answers]),
+        "added_ttft_ms": _ms([answer.ttft_s - answer.phase_s("prefill") for answer in answers]),
+        "exposed_transfer_ms": _ms([answer.phase_s("transfer") for answer in answers]),
+        "exposed_share": spread([answer.phase_s("transfer") / answer.ttft_s for answer in answers]),
+        "second_token_ms": _ms([answer.second_s - answer.ttft_s for answer in answers]),
+        "tokens_per_s": _speeds(whole),
+        "tokens_per_s_in_all": _rates(whole),
+        "attended_ratio": first["attended_ratio"],
+    }
+
+
+def _ms(seconds: Sequence[float]) -> dict[str, float]:
+    return spread([1000 * value for value in seconds])
+
+
+def _by_client(volleys: Sequence[Volley]) -> dict[str, dict[str, float]]:
+    by_client: dict[str, list[Timed]] = {}
+    for volley in volleys:
+        by_client.setdefault(volley.turn.client, []).extend(volley.answers)
+    return {name: _ms([each.ttft_s for each in found]) for name, found in by_client.items()}
+
+
+def _ratios(volleys: Sequence[Volley], base: Sequence[Volley]) -> dict[str, float] | None:
+    """Medians of volleys of the same round, one over the other; None without full attention."""
+    if not base:
+        return None
+    return paired_ratios([_middle(v) for v in volleys], [_middle(v) for v in base])
+
+
+def _middle(volley: Volley) -> float:
+    return spread([answer.ttft_s for answer in volley.answers])["median"]
+
+
+def _speeds(volleys: Sequence[Volley]) -> dict[str, float] | None:
+    """Of single answers; None where all were short."""
+    values = [answer.tokens_per_s for volley in volleys for answer in volley.answers]
+    return spread(values) if values else None
+
+
+def _rates(volleys: Sequence[Volley]) -> dict[str, float] | None:
+    """Tokens of all answers of a volley, a second of its whole time."""
+    values = [sum(answer.tokens for answer in v.answers) / v.wall_s for v in volleys]
+    return spread(values) if values else None
+
+
+def _limits(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the pair is held to, as far as it was measured; medians."""
+    alone = [cell for cell in cells if cell["at_once"] == 1]
+    found = []
+    for cell in alone:
+        worst = max(cell["arms"].items(), key=lambda item: item[1]["added_ttft_ms"]["median"])
+        found.append(
+            _limit(
+                f"ms added to the engine's own first token, {cell['prompt_tokens']} tokens, "
+                f"{ARMS[worst[0]].title}, the most",
+                worst[1]["added_ttft_ms"]["median"],
+                at_most=MOST_ADDED_MS,
+            )
+        )
+        claa = cell["arms"].get("claa10")
+        if claa is None or cell["prompt_tokens"] != RATIO_TOKENS:
+            continue
+        if claa["ttft_of_full"] is not None:
+            found.append(
+                _limit(
+                    f"time to first token, CLAA 10 % over full, {RATIO_TOKENS} tokens",
+                    claa["ttft_of_full"]["median"],
+                    at_most=MOST_CLAA_RATIO,
+                )
+            )
+        found.append(
+            _limit(
+                f"transfer after the last computation over time to first token, CLAA 10 %, "
+                f"{RATIO_TOKENS} tokens",
+                claa["exposed_share"]["median"],
+                at_most=MOST_EXPOSED,
+            )
+        )
+    return found
+
+
+def _limit(name: str, measured: float, *, at_most: float) -> dict[str, Any]:
+    return {"limit": name, "measured": measured, "at_most": at_most, "met": measured <= at_most}

@@ -1,0 +1,1 @@
+"""Triton kernels over KV bytes; imported only where Triton is."""

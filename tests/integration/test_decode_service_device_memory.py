@@ -1,0 +1,121 @@
+"""A decode worker whose slab is device memory: what lands there, what is refused, which tokens."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from decode_service.app import DecodeServer
+from decode_service.engine.device_adoption import DeviceAdoption
+from shared.kv_memory.weighted_sum import slow_sums, unsigned
+from shared.model.transformer import Transformer
+from shared.transport.base import TransportContext
+from shared.types.handoff import HandoffKey
+from shared.types.kv_manifest import KvManifest, SegmentCheck
+from tests.support.decode_server import decode_server, direct_tokens
+from tests.support.prefill_peer import Faults, PrefillPeer, Prepared, prefill_peer, prepare
+from tests.support.transfer_parts import NIXL_DEVICE, needs_nixl, open_transport
+
+pytestmark = needs_nixl
+
+WAYS = {"transports": ("nixl", "grpc"), "kv_memory": "device"}
+
+
+@pytest.fixture
+async def server(tiny_model_dir: Path, profile: Path) -> AsyncIterator[DecodeServer]:
+    """Idle again in the end, with nothing held."""
+    async with decode_server(tiny_model_dir, profile, **WAYS) as started:  # type: ignore[arg-type]
+        yield started
+
+
+@pytest.fixture
+async def peer(server: DecodeServer) -> AsyncIterator[PrefillPeer]:
+    async with prefill_peer(server.core.identity, server.address) as opened:
+        yield opened
+
+
+def over_nixl(peer: PrefillPeer) -> None:
+    """The peer's next pushes go from device memory to device memory."""
+    context = TransportContext(model=peer.identity, incarnation="prefill-peer")
+    peer.transport = open_transport(NIXL_DEVICE, context)  # type: ignore[assignment]
+
+
+def summed(prepared: Prepared, peer: PrefillPeer) -> KvManifest:
+    """A manifest with the sums of device memory and no CRC-32."""
+    data = torch.frombuffer(bytearray(prepared.image), dtype=torch.uint8)
+    sums = slow_sums(data, prepared.plan.segments).tolist()
+    segments = tuple(
+        replace(s, sum64=unsigned(total))
+        for s, total in zip(prepared.plan.segments, sums, strict=True)
+    )
+    return peer.manifest(prepared, segments=segments, check=SegmentCheck.SUM64)
+
+
+@pytest.mark.parametrize("mode", ["identity", "shared", "layer", "head"])
+@pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
+async def test_what_landed_on_the_device_decodes_to_the_same_tokens(
+    tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer, mode: str, kernel: bool
+) -> None:
+    adoption = server.core.worker.intake._adoption
+    assert isinstance(adoption, DeviceAdoption)
+    adoption._kernel = kernel
+    assert adoption.name == ("triton" if kernel else "torch")
+    prepared = prepare(tiny_model, mode=mode)
+    over_nixl(peer)
+    key = HandoffKey(mode)
+    grant = await peer.reserve(key, prepared)
+    await peer.push(grant, prepared)
+    answer = await peer.commit(key, grant, prepared, manifest=summed(prepared, peer))
+    assert answer.WhichOneof("result") == "adopted", answer
+    decoded = await peer.decode(peer.decode_request(key, prepared))
+    assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
+    await peer.transport.close()
+
+
+@pytest.mark.parametrize("mode", ["shared", "head"])
+async def test_every_byte_of_every_segment_is_summed(
+    tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer, mode: str
+) -> None:
+    prepared = prepare(tiny_model, mode=mode)
+    over_nixl(peer)
+    for index, segment in enumerate(prepared.plan.segments):
+        key = HandoffKey(f"{mode}-{index}")
+        grant = await peer.reserve(key, prepared)
+        where = segment.offset + (segment.length - 1) * (index % 2)
+        await peer.push(grant, prepared, Faults(flip_byte=where))
+        answer = await peer.commit(key, grant, prepared, manifest=summed(prepared, peer))
+        assert answer.rejected.param == "manifest.segments.sum64", segment
+    assert server.core.worker.table.idle
+    await peer.transport.close()
+
+
+async def test_frames_of_the_host_land_on_the_device_too(
+    tiny_model: Transformer, prepared: Prepared, peer: PrefillPeer
+) -> None:
+    """By gRPC, with the CRC-32 that goes with it."""
+    key = HandoffKey("by-grpc")
+    await peer.hand_over(key, prepared)
+    decoded = await peer.decode(peer.decode_request(key, prepared))
+    assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
+
+
+async def test_a_host_slab_computes_the_sums_that_a_manifest_names(
+    tiny_model: Transformer, tiny_model_dir: Path, profile: Path, prepared: Prepared
+) -> None:
+    async with (
+        decode_server(tiny_model_dir, profile) as server,
+        prefill_peer(server.core.identity, server.address) as peer,
+    ):
+        for name, flip in (("right", None), ("wrong", prepared.plan.segments[-1].offset)):
+            key = HandoffKey(name)
+            grant = await peer.reserve(key, prepared)
+            await peer.push(grant, prepared, Faults(flip_byte=flip))
+            answer = await peer.commit(key, grant, prepared, manifest=summed(prepared, peer))
+            if flip is None:
+                assert answer.WhichOneof("result") == "adopted"
+                decoded = await peer.decode(peer.decode_request(key, prepared))
+                assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
+            else:
+                assert answer.rejected.param == "manifest.segments.sum64"

@@ -1,0 +1,159 @@
+"""`tandem bench pair` without a pair: its settings, its flags and what it prints."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy import bench_pair, cli
+from deploy.bench_pair import RESULT_FILE, PairRequest
+from deploy.pair_settings import PairSizes, pair_tables, write_tables
+from deploy.pair_tables import print_result
+from deploy.settings import ROLE_NAMES, load_role
+from loadtest.pair.plan import PairPlan
+from loadtest.pair.surroundings import gpu_facts
+from shared.errors import ConfigError
+from shared.model.shapes import MODEL_SHAPES
+
+LLAMA = MODEL_SHAPES["llama-3.1-8b"]
+
+
+def test_settings_hold_what_is_asked_and_load(tmp_path: Path) -> None:
+    sizes = PairSizes.of(PairPlan(prompts=(10_000, 32_000), new_tokens=256))
+    tables = pair_tables(LLAMA, sizes, dtype="bfloat16", transports=("nixl", "grpc"))
+    file = write_tables(tables, tmp_path / "settings.toml")
+    prefill, decode, gateway = (
+        load_role(role, file=file).value for role in ("prefill", "decode", "gateway")
+    )
+    token_bytes = 131_072
+    longest = 32_256 * token_bytes
+    assert decode.kv_bytes >= 16 * longest
+    assert decode.slab_bytes >= 2 * longest
+    assert prefill.buffer_bytes >= 2 * longest
+    assert prefill.max_model_len == decode.max_model_len >= 32_256
+    assert decode.max_batch == 16
+    assert gateway.queue_tokens >= 16 * 32_256
+    assert prefill.queue_tokens >= 16 * 32_256
+    assert (prefill.dtype, decode.transports) == ("bfloat16", ("nixl", "grpc"))
+    assert set(tables) == set(ROLE_NAMES)
+    assert "profile" not in tables["prefill"], "each model has its own"
+    named = pair_tables(LLAMA, sizes, dtype="float32", transports=("grpc",), profile="paper")
+    file = write_tables(named, tmp_path / "named.toml")
+    assert load_role("decode", file=file).value.profile == "paper"
+
+
+def test_a_context_is_not_longer_than_the_model_s() -> None:
+    sizes = PairSizes(longest=200_000, at_once=1)
+    tables = pair_tables(LLAMA, sizes, dtype="float32", transports=("grpc",))
+    assert tables["decode"]["max_model_len"] == LLAMA.max_position
+
+
+def spread(middle: float) -> dict[str, float]:
+    return {"median": middle, "min": middle - 1, "max": middle + 1}
+
+
+def result() -> dict[str, Any]:
+    arm = {
+        "requests": 4, "kv_bytes": 3 << 20, "transports": ["nixl"], "ttft_ms": spread(100.0),
+        "ttft_of_full": spread(1.0), "engine_ttft_ms": spread(97.0), "added_ttft_ms": spread(3.0),
+        "exposed_transfer_ms": spread(2.0), "exposed_share": spread(0.02),
+        "second_token_ms": spread(7.0), "tokens_per_s": spread(150.0),
+        "tokens_per_s_in_all": spread(140.0),
+    }  # fmt: skip
+    bare = {**arm, "ttft_of_full": None, "tokens_per_s": None, "tokens_per_s_in_all": None}
+    return {
+        "cells": [
+            {
+                "prompt_tokens": 10_000,
+                "at_once": 1,
+                "new_tokens": 256,
+                "arms": {"full": arm, "delta": bare},
+            }
+        ],
+        "limits": [{"limit": "ms added", "measured": 3.0, "at_most": 6.0, "met": True}],
+        "parity": {
+            "equal": False,
+            "arms": {
+                "full": {
+                    "answers": 3, "steps": 144, "steps_compared": 140, "equal": False,
+                    "transports": ["nixl"],
+                }
+            },
+        },
+        "pair": {"model": "m", "workers": [{"role": "prefill", "device": "cuda:0"}]},
+        "gpus": [{"name": "H200"}, {"name": "H200"}],
+        "command": "tandem bench pair",
+        "commit": "0123456789abcdef",
+        "uncommitted_changes": False,
+        "hardware": {"cpu": "EPYC", "cores": 2},
+    }  # fmt: skip
+
+
+def test_tables_are_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    print_result(result())
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    heads = [row for row in rows if row.startswith("|---")]
+    assert len(heads) == 3
+    assert len({row.count("|") for row in rows[:4]}) == 1
+    full = next(row for row in rows if row.startswith("| full | 100.0 (99.0 to 101.0)"))
+    assert "2.0 %" in full
+    assert any(row.startswith("| DELTA |") and " - |" in row for row in rows)
+    assert any("140 of 144 | NO | nixl" in row for row in rows)
+    assert "over nixl. H200, H200; EPYC, 2 cores; commit 0123456789ab." in lines[-1]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--at-once", "1,16", "--rounds", "2"],
+        ["--arms", "full,fast"],
+        ["--url", "http://127.0.0.1:1"],
+        ["--url", "http://127.0.0.1:1", "--grpc", "h:2", "--parity", "smollm2"],
+        ["--prompts", "many"],
+        ["--timeline", "/nowhere/at/all.png"],
+    ],
+    ids=str,
+)
+def test_flags_that_do_not_fit(flags: list[str], tmp_path: Path) -> None:
+    found = CliRunner().invoke(cli.app, ["bench", "pair", "--out", str(tmp_path), *flags])
+    assert isinstance(found.exception, ConfigError)
+
+
+def test_results_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / RESULT_FILE).write_text("{}")
+    with pytest.raises(ConfigError, match="another --out"):
+        PairRequest(plan=PairPlan(), model="m", out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("parity", "code"), [(None, 0), ({"equal": True}, 0), ({"equal": False}, 1)], ids=str
+)
+def test_other_tokens_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parity: dict[str, Any] | None, code: int
+) -> None:
+    async def measured(_: object) -> dict[str, Any]:
+        found = {**result(), "gpus": []}
+        return {**found, "parity": parity} if parity else {"cells": [], "limits": []}
+
+    monkeypatch.setattr(bench_pair.PairRun, "all", measured)
+    request = PairRequest(plan=PairPlan(), model="m", out=tmp_path, commit="abc")
+    assert bench_pair.run_pair(request, command="x", as_json=True) == code
+    assert '"commit": "abc"' in (tmp_path / RESULT_FILE).read_text()
+
+
+def test_gpus_are_what_the_drivers_tool_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_facts() == {"gpus": [], "topology": ""}
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\n[ $1 = topo ] && echo 'GPU0 NV18' || echo '0, H200, GPU-1, 580.1, 143771 MiB'\n"
+    )
+    tool.chmod(0o755)
+    found = gpu_facts()
+    assert found["gpus"][0]["name"] == "H200"
+    assert found["gpus"][0]["driver_version"] == "580.1"
+    assert found["topology"] == "GPU0 NV18"

@@ -1,0 +1,207 @@
+"""Slabs leased of one buffer: the bytes of a host slab, their sums, and memory that comes back."""
+
+import asyncio
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from prefill_service.engine.device_slab import DeviceSlab, DeviceSlabs, joined
+from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.plan import PromptPlan, plan_prompt
+from prefill_service.engine.resident_writer import ResidentSlabWriter
+from prefill_service.engine.runner import PrefillRunner
+from prefill_service.engine.slab_writer import DirectSlabWriter, slab_writer
+from shared.errors import InternalError
+from shared.kv_memory.tensor_memory import TensorMemory
+from shared.kv_memory.weighted_sum import slow_sums, unsigned
+from shared.model.attention import TorchAttention
+from shared.model.transformer import Transformer
+from shared.types.kv_manifest import SegmentCheck
+from shared.types.methods import KvSelect, PruningParams
+from shared.types.options import RequestOptions
+from tests.support.waiting import until
+
+CPU = torch.device("cpu")
+TOKENS = 60
+RATE = PruningParams(pruning_layer=3, deferred_layers=2, keep_rate=0.3, kv_select=KvSelect.HEAD)
+MASS = PruningParams(
+    pruning_layer=3, deferred_layers=2, mass=0.4, min_rate=0.2, kv_select=KvSelect.SHARED
+)
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def plan_for(model: Transformer, params: PruningParams = RATE, tokens: int = TOKENS) -> PromptPlan:
+    return plan_prompt(
+        config=model.config,
+        geometry=model.geometry(),
+        params=params,
+        options=RequestOptions(),
+        prompt_tokens=tokens,
+    )
+
+
+def slabs_of(model: Transformer, executor: ThreadPoolExecutor, *, nbytes: int) -> DeviceSlabs:
+    return DeviceSlabs(
+        TensorMemory(nbytes, device="cpu"),
+        geometry=model.geometry(),
+        executor=executor,
+        make_room=lambda: False,
+    )
+
+
+def forget(_done: int) -> None:
+    pass
+
+
+def run(model: Transformer, plan: PromptPlan, slab: DeviceSlab | HostSlab) -> None:
+    """Computes a prompt into a slab."""
+    writer = (
+        slab_writer(slab, progressed=forget, device=CPU)
+        if isinstance(slab, DeviceSlab)
+        else DirectSlabWriter(slab, progressed=forget)
+    )
+    runner = PrefillRunner(model, attention=TorchAttention(), chunk_tokens=16)
+    try:
+        runner.run(token_ids=range(3, 3 + TOKENS), plan=plan, observer=writer, stop=lambda: False)
+        writer.finish()
+        slab.finish()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("params", [RATE, MASS], ids=["rate", "mass"])
+async def test_it_holds_the_bytes_of_a_host_slab_and_both_sums(
+    tiny_model: Transformer, executor: ThreadPoolExecutor, params: PruningParams
+) -> None:
+    plan = plan_for(tiny_model, params)
+    host = HostSlab(plan.slab, geometry=plan.geometry, executor=executor)
+    slabs = slabs_of(tiny_model, executor, nbytes=4 * plan.slab.total_bytes)
+    await slabs.make(plan)  # another one lies before
+    device = await slabs.make(plan)
+    image = bytearray(device.nbytes)
+    collecting = asyncio.create_task(collect(device, image))
+    await asyncio.to_thread(run, tiny_model, plan, host)
+    await asyncio.to_thread(run, tiny_model, plan, device)
+    assert await collecting == device.payload_bytes == host.payload_bytes
+    summed = await device.segments(SegmentCheck.SUM64)
+    for wanted, crc, total in zip(
+        await host.segments(), await device.segments(), summed, strict=True
+    ):
+        assert crc == wanted
+        data = bytes(host.view(wanted.offset, wanted.length))
+        assert bytes(image[wanted.offset : wanted.offset + wanted.length]) == data
+        assert zlib.crc32(data) == crc.crc32
+        [expected] = slow_sums(device._bytes, (total,)).tolist()
+        assert total.sum64 == unsigned(expected) != 0
+    with pytest.raises(InternalError, match="host memory was asked for"):
+        await host.segments(SegmentCheck.SUM64)
+
+
+async def collect(slab: DeviceSlab, image: bytearray) -> int:
+    """Bytes that the feed gave, each put in its place."""
+    seen = 0
+    async for offset, length in slab.ranges():
+        image[offset : offset + length] = slab.view(offset, length).on_host()
+        seen += length
+    return seen
+
+
+async def test_memory_is_given_back_when_nothing_writes_any_more(
+    tiny_model: Transformer, executor: ThreadPoolExecutor
+) -> None:
+    plan = plan_for(tiny_model)
+    slabs = slabs_of(tiny_model, executor, nbytes=plan.slab.total_bytes)
+    slab = await slabs.make(plan)
+    writer = ResidentSlabWriter(slab, progressed=forget, device=CPU)
+    slab.close()
+    slab.close()
+    assert slabs.num_leases == 1, "the engine may still write"
+    waiting = asyncio.create_task(slabs.make(plan))
+    await asyncio.sleep(0)
+    writer.close()
+    writer.close()
+    (await waiting).close()
+    assert slabs.num_leases == 0
+
+
+async def test_gaps_that_are_too_short_are_joined_by_dropping_holds(
+    tiny_model: Transformer, executor: ThreadPoolExecutor
+) -> None:
+    short, long = plan_for(tiny_model, tokens=30), plan_for(tiny_model, tokens=60)
+    nbytes = 2 * short.slab.total_bytes + short.slab.total_bytes
+    assert short.slab.total_bytes < long.slab.total_bytes <= 2 * short.slab.total_bytes
+    held: list[DeviceSlab] = []
+
+    def make_room() -> bool:
+        if held:
+            held.pop(0).close()
+            return True
+        return False
+
+    slabs = DeviceSlabs(
+        TensorMemory(nbytes, device="cpu"),
+        geometry=tiny_model.geometry(),
+        executor=executor,
+        make_room=make_room,
+    )
+    first, middle, last = [await slabs.make(short) for _ in range(3)]
+    first.close()
+    last.close()
+    held.append(middle)
+    slab = await slabs.make(long)
+    assert not held
+    slab.close()
+    assert slabs.num_leases == 0
+
+
+async def test_a_runner_that_leaves_its_plan_fails_the_prompt_and_frees_its_slab(
+    tiny_model: Transformer, executor: ThreadPoolExecutor
+) -> None:
+    plan = plan_for(tiny_model)
+    slabs = slabs_of(tiny_model, executor, nbytes=plan.slab.total_bytes)
+    slab = await slabs.make(plan)
+    writer = ResidentSlabWriter(slab, progressed=forget, device=CPU)
+    x = torch.zeros(TOKENS + 1, 2, 16)
+    with pytest.raises(InternalError, match="left its plan"):
+        writer.kv_final(layer=0, first_slot=0, keys_NGD=x, values_NGD=x)
+    writer.close()
+    slab.close()
+    await until(lambda: slabs.num_leases == 0)
+
+
+async def test_what_the_device_fails_with_reaches_the_engine(
+    tiny_model: Transformer, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def synchronize(self) -> None:
+            raise RuntimeError("the device fell off the bus")
+
+    plan = plan_for(tiny_model)
+    slabs = slabs_of(tiny_model, executor, nbytes=plan.slab.total_bytes)
+    slab = await slabs.make(plan)
+    writer = ResidentSlabWriter(slab, progressed=forget, device=CPU)
+    monkeypatch.setattr(writer, "_mark", Broken)
+    x = torch.zeros(TOKENS, 2, 16)
+    writer.kv_final(layer=0, first_slot=0, keys_NGD=x, values_NGD=x)
+    with pytest.raises(RuntimeError, match="fell off"):
+        writer.finish()
+    writer.close()
+
+
+def test_neighbours_that_touch_are_one() -> None:
+    assert joined([(0, 4), (4, 4), (12, 4), (8, 4), (16, 1)]) == [(0, 8), (12, 4), (8, 4), (16, 1)]
+    assert joined([]) == []
+
+
+async def test_a_first_sum_is_computed_before_prompts_come(
+    tiny_model: Transformer, executor: ThreadPoolExecutor
+) -> None:
+    slabs_of(tiny_model, executor, nbytes=1 << 16).warm_up()
