@@ -128,9 +128,11 @@ class Courier:
             delivery = self._open
             assert delivery is not None, "reserve opens a delivery or raises"
             try:
-                stats = await delivery.push(self._parcel.slab)
-                manifest = await self._parcel.manifest(self._key, check=stats.check)
-                await delivery.commit(manifest, prompt_token_ids=self._parcel.prompt_token_ids)
+                await delivery.push(self._parcel.slab)
+                manifest = await self._parcel.manifest(self._key, check=delivery.check)
+                stats = await delivery.hand_over(
+                    manifest, prompt_token_ids=self._parcel.prompt_token_ids
+                )
             except TandemError as error:
                 await self._give_up(delivery, error)
             else:
