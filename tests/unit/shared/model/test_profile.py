@@ -75,6 +75,8 @@ def test_every_shipped_profile_is_found_by_shape_and_every_value_has_a_source(na
     assert all(profile.sources.values())
     ours = name == "smollm2-135m-instruct"
     assert profile.calibrated == ours
+    # Rows of prompts pruned by KV head would leave the decode kernels under DELTA.
+    assert profile.pruning.kv_select is KvSelect.SHARED
     assert profile.label == f"{name} ({'calibrated' if ours else 'not calibrated'})"
 
 
