@@ -2,10 +2,10 @@
 
 Nobody waits for company: whenever the engine thread is free, all prompts that are ready go. With
 packing, prompts for the next pass are taken while a pass runs, and get ready meanwhile: they wait
-for host memory and for room on the decode side, each by itself, so that a slow peer holds up nobody
-else. They are taken strictly in order; what does not fit into the next pass waits, and so does
-what is behind it. A prompt longer than a pack goes alone. Without packing a prompt is taken once
-the one before it was computed.
+for memory and for room on the decode side, each by itself, so that a slow peer does not hold up
+those that fit beside its prompt. They are taken strictly in order; what does not fit into the next
+pass waits, and so does what is behind it. A prompt longer than a pack goes alone. Without packing a
+prompt is taken once the one before it was computed.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ LAYERS_AHEAD = 4
 """Layers on the whole prompt, or what takes as long, that may be enqueued and not computed."""
 
 _SHORT = 8192
-"""Prompts below count as this many tokens: their layers are short as well."""
+"""Passes below count as this many tokens: their layers are short as well."""
 
 
 class Mark(Protocol):
@@ -28,10 +28,10 @@ class Mark(Protocol):
 
 
 class Pace:
-    """Of one prompt.
+    """Of one pass.
 
     Args:
-        prompt_tokens: its length.
+        prompt_tokens: of all its prompts.
         mark: marks what is enqueued by now; None where a call returns when its work is done.
     """
 

@@ -117,7 +117,8 @@ class PackedPass:
     ) -> None:
         self._model = model
         self._steps = steps
-        # Prompts that are pruned side by side, so that the pruning layer splits in two at most.
+        # Those that are pruned at one layer stay side by side: it splits in three at most, those
+        # that were pruned before it, its own, and those that will be or are not.
         last = model.config.num_layers
         self._prompts = sorted(
             (prompt for prompt in prompts if not prompt.ended),
@@ -141,9 +142,10 @@ class PackedPass:
         for index in range(num_layers):
             rows = self._layer(index, rows)
             pace.layer_enqueued(sum(prompt.positions_N.shape[0] for prompt in rows.prompts))
+            rows = rows.some(lambda prompt: not prompt.ended)
             for prompt in rows.prompts:
                 prompt.progress(index + 1, num_layers=num_layers)
-            rows = rows.some(lambda prompt: not prompt.ended)
+        rows = rows.some(lambda prompt: not prompt.ended)
         logits_MV = self._model.logits(rows.x_TE)
         return dict(zip(rows.prompts, logits_MV, strict=True))
 

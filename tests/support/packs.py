@@ -53,19 +53,28 @@ class PackMember:
 
 
 class FailingKv(CapturedKv):
-    """Fails at the KV of one layer."""
+    """Fails at the KV of one layer, and counts what it is told after it failed."""
 
     def __init__(self, plan: PromptPlan, *, at: int) -> None:
         super().__init__(plan)
         self._at = at
+        self._failed = False
         self.told_after = 0
 
     def kv_final(self, *, layer: int, **rest: Any) -> None:
-        assert self.told_after == 0, "a prompt that failed hears nothing any more"
+        self.told_after += self._failed
         if layer == self._at:
-            self.told_after += 1
+            self._failed = True
             raise MemoryError("this slab is full")
         super().kv_final(layer=layer, **rest)
+
+    def positions_final(self, **what: Any) -> None:
+        self.told_after += self._failed
+        super().positions_final(**what)
+
+    def progress(self, *, done_tokens: int) -> None:
+        self.told_after += self._failed
+        super().progress(done_tokens=done_tokens)
 
 
 @dataclass
@@ -99,6 +108,7 @@ def check_pack(runner: PrefillRunner, model: Transformer, members: Sequence[Pack
         if isinstance(outcome, Exception):
             assert member.ends, f"it should not have ended: {outcome!r}"
             assert told.pop(index) is outcome
+            assert kv.told_after == 0, "a prompt that failed hears nothing any more"
         else:
             assert_equal_runs(outcome, kv, run_alone(runner, model, member))
     assert not told
