@@ -18,13 +18,11 @@ from torch import Tensor
 from shared.model.current_device import computing_on
 from shared.model.device_attention import KernelRange
 from shared.model.exact_attention import EXACT_KERNELS, ExactKernel, HeadShape
+from shared.model.kernel_check import fault_of, said
 from shared.model.plain_attention import plain_attention
 
 MEASURED_TOKENS = (1024, 4096, 16_384, 32_768)
 """Lengths at which kernels are timed; each stands for those nearest to it by ratio."""
-
-LARGEST_ERROR = 1e-2
-"""Largest difference from float32, relative to the largest value, of a 16-bit kernel."""
 
 MEASURED_BLOCK = (2048, 16_384)
 """Queries and keys of a block that kernels are timed at."""
@@ -191,28 +189,12 @@ def _wrong(
 ) -> str | None:
     """What is wrong with a kernel's results for `tokens` queries, padding left out, if anything."""
     q, k, v = tensors
-    try:
+
+    def attend() -> tuple[Tensor, Tensor | None]:
         out_THD, lse_TH = kernel.attend(q, k, v, want_lse=True)
-        assert lse_TH is not None, "it gives no log-sum-exp"
-    except Exception as error:  # noqa: BLE001  a library may end in an error of its own kind
-        return _said(error)
-    wanted_THD, wanted_TH = plain_attention(q[:tokens], k[:keys], v[:keys])
-    off = _difference(out_THD[:tokens], wanted_THD)
-    if not off < LARGEST_ERROR:
-        return f"its output is {off:.2g} off float32, {LARGEST_ERROR} is allowed"
-    off = _difference(lse_TH[:tokens], wanted_TH)
-    if not off < LARGEST_ERROR:
-        return f"its log-sum-exp is {off:.2g} off float32, {LARGEST_ERROR} is allowed"
-    return None
+        return out_THD[:tokens], None if lse_TH is None else lse_TH[:tokens]
 
-
-def _said(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else 'no message'}"
-
-
-def _difference(got: Tensor, wanted: Tensor) -> float:
-    return float((got.float() - wanted).abs().max() / wanted.abs().max())
+    return fault_of(attend, wanted=lambda: plain_attention(q[:tokens], k[:keys], v[:keys]))
 
 
 def _times(
@@ -236,8 +218,8 @@ def _times(
             work = partial(kernel.attend, q[-queries:] if queries else q, k, v, want_lse=True)
             work()  # plans and compiles
             found[tokens] = sorted(timed(work) for _ in range(_REPEATS))[_REPEATS // 2]
-    except Exception as error:  # noqa: BLE001  see `_wrong`
-        return f"it is right, but cannot be timed: {_said(error)}"
+    except Exception as error:  # noqa: BLE001  of its own kind, again
+        return f"it is right, but cannot be timed: {said(error)}"
     return found
 
 

@@ -67,7 +67,7 @@ class FlashAttn2Kernel:
     @property
     def missing(self) -> str | None:
         """The package may be missing, or built for another PyTorch."""
-        return why_missing("flash_attn.flash_attn_interface", "flash_attn")
+        return why_missing("flash_attn.flash_attn_interface", "flash-attn")
 
     def padded(self, tokens: int) -> int:
         """As many."""
@@ -98,7 +98,7 @@ class FlashInferKernel:
     @property
     def missing(self) -> str | None:
         """The package may be missing."""
-        return why_missing("flashinfer", "flashinfer")
+        return why_missing("flashinfer", "flashinfer-python")
 
     def padded(self, tokens: int) -> int:
         """As many."""

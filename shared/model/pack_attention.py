@@ -12,11 +12,9 @@ from torch import Tensor
 from shared.model.current_device import computing_on
 from shared.model.device_attention import DeviceAttention, PackKernel
 from shared.model.exact_attention import HeadShape
+from shared.model.kernel_check import fault_of
 from shared.model.plain_attention import plain_attention
 from shared.model.probe import AttentionChoice, Rejection
-
-LARGEST_ERROR = 1e-2
-"""Largest difference from float32, relative to the largest value, of a 16-bit kernel."""
 
 _CHECKED_LENGTHS = (1, 77, 200, 2, 333)
 
@@ -85,25 +83,13 @@ def _fault(kernel: PackKernel, shape: HeadShape, device: torch.device) -> str | 
         )
         for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     )
-    try:
-        out_THD, lse_TH = kernel.attend(q, k, v, lengths=lengths, want_lse=True)
-        assert lse_TH is not None, "it gives no log-sum-exp"
+
+    def wanted() -> tuple[Tensor, Tensor]:
         prompts = zip(*(torch.split(x, list(lengths)) for x in (q, k, v)), strict=True)
-        wanted = [plain_attention(*prompt) for prompt in prompts]
-        off = _difference(out_THD, torch.cat([out for out, _ in wanted]))
-        lse_off = _difference(lse_TH, torch.cat([lse for _, lse in wanted]))
-    except Exception as error:  # noqa: BLE001  a library may end in an error of its own kind
-        text = str(error).strip().splitlines()
-        return f"{type(error).__name__}: {text[0] if text else 'no message'}"
-    if not off < LARGEST_ERROR:
-        return f"its output is {off:.2g} off float32, {LARGEST_ERROR} is allowed"
-    if not lse_off < LARGEST_ERROR:
-        return f"its log-sum-exp is {lse_off:.2g} off float32, {LARGEST_ERROR} is allowed"
-    return None
+        outs, lses = zip(*(plain_attention(*prompt) for prompt in prompts), strict=True)
+        return torch.cat(outs), torch.cat(lses)
 
-
-def _difference(got: Tensor, wanted: Tensor) -> float:
-    return float((got.float() - wanted).abs().max() / wanted.abs().max())
+    return fault_of(lambda: kernel.attend(q, k, v, lengths=lengths, want_lse=True), wanted=wanted)
 
 
 def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:

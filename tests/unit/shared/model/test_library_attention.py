@@ -55,7 +55,7 @@ def test_flashinfer_is_not_asked_to_compile_what_it_has_no_kernel_for():
 def test_the_two_flash_attn_packages_are_told_apart(monkeypatch):
     libraries.install(monkeypatch, flash_attn={}, flash_attn__cute={})
     assert FlashAttn4Kernel().missing is None
-    assert FlashAttn2Kernel().missing == "package flash_attn is not installed"
+    assert FlashAttn2Kernel().missing == "package flash-attn is not installed"
 
 
 def test_a_package_of_another_build_is_named_and_stops_nothing(monkeypatch, tmp_path):
