@@ -73,9 +73,18 @@ def draw_model(
 def drawn_hash(config: ModelConfig, weights: DrawnWeights, *, dtype: str, device: str) -> str:
     """Hex SHA-256 over all that the drawn values depend on.
 
-    A CPU and a CUDA device draw different values from one seed, and so may two versions of
-    PyTorch; workers whose weights differ so must not be paired.
+    A CPU and a CUDA device draw different values from one seed, and so do CUDA devices of unlike
+    size and may two versions of PyTorch; workers whose weights differ so must not be paired.
     """
-    kind = torch.device(device).type
-    parts = [config.to_dict(), asdict(weights), dtype, kind, torch.__version__]
+    parts = [config.to_dict(), asdict(weights), dtype, _drawer(device), torch.__version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _drawer(device: str) -> str:
+    """What draws alike: PyTorch lays a draw out over as many threads as a GPU's processors run."""
+    kind = torch.device(device).type
+    if kind != "cuda":
+        return kind
+    gpu = torch.cuda.get_device_properties(device)
+    threads = gpu.multi_processor_count * gpu.max_threads_per_multi_processor
+    return f"{kind}, {threads} threads"

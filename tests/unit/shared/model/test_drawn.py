@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,13 +49,21 @@ def test_weights_are_drawn_in_the_type_that_they_have(folder: Path) -> None:
     assert model.identity("x").model_hash != load_folder(folder).identity("x").model_hash
 
 
-def test_devices_that_draw_other_values_are_not_paired() -> None:
+def test_devices_that_draw_other_values_are_not_paired(monkeypatch: pytest.MonkeyPatch) -> None:
+    def properties(device: str) -> SimpleNamespace:
+        processors = {"cuda:0": 132, "cuda:1": 132, "cuda:2": 108}[device]
+        return SimpleNamespace(
+            multi_processor_count=processors, max_threads_per_multi_processor=2048
+        )
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     weights = DrawnWeights(seed=1)
 
     def of(device: str) -> str:
         return drawn_hash(CONFIG, weights, dtype="bfloat16", device=device)
 
     assert of("cuda:0") == of("cuda:1") != of("cpu")
+    assert of("cuda:0") != of("cuda:2"), "fewer processors draw in another order"
     assert of("cpu") != drawn_hash(CONFIG, DrawnWeights(), dtype="bfloat16", device="cpu")
     taller = replace(CONFIG, num_layers=7)
     assert of("cpu") != drawn_hash(taller, weights, dtype="bfloat16", device="cpu")
