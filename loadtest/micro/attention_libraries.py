@@ -75,7 +75,7 @@ def bench(
 
     Returns:
         JSON, as asked: prefill (choice, whole, blocks; by kernel and tokens), decode by shape,
-        steps (see `time_both`); versions, provenance.
+        steps (see `time_both`), or why FlashInfer's are missing; versions, provenance.
 
     Raises:
         ConfigError: the device is no GPU, or a part is unknown.
@@ -88,16 +88,20 @@ def bench(
     found: dict[str, Any] = {"benchmark": "attention_libraries", "versions": _versions()}
     if "prefill" in parts:
         found["prefill"] = time_prompts(device, tokens=tokens, progress=progress)
-    found["decode"] = {}
-    for shape in DECODE_SHAPES if "decode" in parts else ():
-        label = f"{shape.batch} x {shape.tokens}, {shape.heads}/{shape.kv_heads}"
-        found["decode"][label] = _decode(shape, device)
-        progress(f"decode {label}: {json.dumps(found['decode'][label])}")
-        torch.cuda.empty_cache()
-    if "steps" in parts and why_missing("flashinfer", "flashinfer-python") is None:
-        case = CASES[STEP_CASE]
-        found["steps"] = time_both(case, device=device, repeats=_STEP_TURNS, progress=progress)
+    if "decode" in parts:
+        found["decode"] = _decode_shapes(device, progress=progress)
+    if "steps" in parts:
+        missing = _no_flashinfer()
+        found["steps"] = (
+            time_both(CASES[STEP_CASE], device=device, repeats=_STEP_TURNS, progress=progress)
+            if missing is None
+            else {"rejected": missing}
+        )
     return found | gpu_facts("loadtest.micro.attention_libraries", device)
+
+
+def _no_flashinfer() -> str | None:
+    return why_missing("flashinfer", "flashinfer-python")
 
 
 def _versions() -> dict[str, str]:
@@ -110,6 +114,16 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def _decode_shapes(device: torch.device, *, progress: Callable[[str], None]) -> dict[str, Any]:
+    found = {}
+    for shape in DECODE_SHAPES:
+        label = f"{shape.batch} x {shape.tokens}, {shape.heads}/{shape.kv_heads}"
+        found[label] = _decode(shape, device)
+        progress(f"decode {label}: {json.dumps(found[label])}")
+        torch.cuda.empty_cache()
+    return found
+
+
 @torch.inference_mode()
 def _decode(shape: DecodeShape, device: torch.device) -> dict[str, Any]:
     """Ours, and FlashInfer where it is installed, on the same tensors."""
@@ -119,7 +133,7 @@ def _decode(shape: DecodeShape, device: torch.device) -> dict[str, Any]:
     case.dense(0)
     found = {"triton": _checked(case.dense_out.out_BHD, wanted_BHD)}
     found["triton"] |= against_memory(time_on_gpu(case.dense), moved_bytes=moved)
-    missing = why_missing("flashinfer", "flashinfer-python")
+    missing = _no_flashinfer()
     if missing is not None:
         return found | {"flashinfer": {"rejected": missing}}
     heads = PagedHeads(
@@ -177,6 +191,10 @@ def _host_us(work: Callable[[], None]) -> float:
     return statistics.median(taken)
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
     parser = argparse.ArgumentParser(
@@ -185,21 +203,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="prompts to time")
+    parser.add_argument(
+        "--tokens", type=_sizes, default=TOKENS, help="prompts to time, as 1000,10000"
+    )
     parser.add_argument("--parts", default=",".join(PARTS), help="what is measured")
-    parser.add_argument("--json", action="store_true", help="one object on standard output")
+    parser.add_argument("--json", action="store_true", help="the result on one line")
     given = parser.parse_args(arguments)
     try:
         result = bench(
             device=torch.device(given.device),
-            tokens=[int(part) for part in given.tokens.split(",")],
+            tokens=given.tokens,
             parts=given.parts.split(","),
             progress=lambda text: print(text, file=sys.stderr, flush=True),
         )
     except ConfigError as error:
         parser.error(str(error))
-    if given.json:
-        print(json.dumps(result))
+    print(json.dumps(result, indent=None if given.json else 1))
 
 
 if __name__ == "__main__":

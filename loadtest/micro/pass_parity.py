@@ -21,6 +21,8 @@ from prefill_service.ranking.select import select_positions
 from shared.errors import InternalError
 from shared.model.attention import PrefillAttention, TorchAttention
 from shared.model.config import ModelConfig
+from shared.model.device_attention import DeviceAttention, KernelRange
+from shared.model.plain_attention import PlainKernel
 from shared.model.probe import AttentionChoice
 from shared.model.random import random_config
 from shared.model.transformer import Transformer
@@ -113,6 +115,12 @@ PASS_CASES = (
     _case("llama", 5, 2, 32, 1500, 1, 1.0),
 )
 """Heads, lengths around blocks, pruning layers at both ends, keep-all."""
+
+
+def plain_choice() -> AttentionChoice:
+    """The CUDA path with attention that any device runs in any type, one prompt a call."""
+    ranges = (KernelRange(up_to=None, kernel=PlainKernel()),)
+    return AttentionChoice(backend=DeviceAttention(ranges), rejected=())
 
 
 def check_pass(

@@ -27,16 +27,14 @@ from loadtest.micro.gpu_facts import gpu_facts, require_kernels
 from loadtest.micro.models import random_on_device
 from loadtest.micro.pack_parity import capture_pack, check_packs
 from loadtest.micro.pass_arms import FULL, claa
-from loadtest.micro.pass_parity import PASS_CASES
+from loadtest.micro.pass_parity import PASS_CASES, plain_choice
 from loadtest.spread import paired_ratios, spread
 from prefill_service.config import PrefillConfig
 from prefill_service.engine.batcher import PackLimits
 from prefill_service.engine.runner import PrefillRunner
 from shared.errors import ConfigError
-from shared.model.device_attention import DeviceAttention, KernelRange
 from shared.model.exact_attention import HeadShape
 from shared.model.pack_attention import with_packs
-from shared.model.plain_attention import PlainKernel
 from shared.model.probe import TRITON, AttentionChoice, probe_attention
 from shared.model.profile import load_profile
 from shared.model.shapes import MODEL_SHAPES, shape_named
@@ -146,21 +144,15 @@ def parity(device: torch.device, *, cases: int, progress: Callable[[str], None])
     for case in PASS_CASES[: 1 if on_gpu else 0]:
         progress(f"parity of packs in float32 {case.label}")
         found[f"float32 {case.label}"] = check_packs(
-            case, attention=_plain().backend, device=device, dtype=torch.float32
+            case, attention=plain_choice().backend, device=device, dtype=torch.float32
         )
     return found
 
 
 def _choice(shape: HeadShape, device: torch.device) -> AttentionChoice:
     if device.type != "cuda":
-        return _plain()
+        return plain_choice()
     return with_packs(probe_attention(device, requested=TRITON, shape=shape), shape, device)
-
-
-def _plain() -> AttentionChoice:
-    """The CUDA path with attention that any device runs in any type, one prompt a call."""
-    ranges = (KernelRange(up_to=None, kernel=PlainKernel()),)
-    return AttentionChoice(backend=DeviceAttention(ranges), rejected=())
 
 
 def _timed(
@@ -273,6 +265,14 @@ def _crowds(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(prompts), int(tokens)) for prompts, tokens in parts)
 
 
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
     defaults = CrowdPlan()
@@ -286,11 +286,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--pack", type=_crowds, default=defaults.crowds, help="crowds, as 16x1000,64x250"
     )
-    parser.add_argument("--keep", default=",".join(map(str, defaults.keep)), help="keep rates")
+    parser.add_argument("--keep", type=_rates, default=defaults.keep, help="keep rates, as 1.0,0.2")
     parser.add_argument(
         "--pack-tokens",
-        default=",".join(map(str, defaults.pack_tokens)),
-        help="most tokens of a pass, an arm each",
+        type=_sizes,
+        default=defaults.pack_tokens,
+        help="most tokens of a pass, an arm each, as 4096,8192",
     )
     parser.add_argument("--pack-prompts", type=int, default=defaults.pack_prompts)
     parser.add_argument("--repeats", type=int, default=defaults.repeats, help="of every arm")
@@ -303,8 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan = CrowdPlan(
         shape=given.shape,
         crowds=given.pack,
-        keep=tuple(float(rate) for rate in given.keep.split(",")),
-        pack_tokens=tuple(int(tokens) for tokens in given.pack_tokens.split(",")),
+        keep=given.keep,
+        pack_tokens=given.pack_tokens,
         pack_prompts=given.pack_prompts,
         repeats=given.repeats,
         chunk_tokens=given.chunk_tokens,

@@ -38,6 +38,7 @@ from loadtest.micro.pass_parity import (
     STRICT_CASES,
     check_choice,
     check_pass,
+    plain_choice,
 )
 from loadtest.micro.pass_parts import time_pass_parts
 from loadtest.micro.pass_peer import PEER_KERNELS
@@ -45,10 +46,8 @@ from loadtest.micro.pass_plan import KNOWN_PEERS, PassPlan, add_plan_flags, plan
 from loadtest.micro.pass_vllm import choose_chunks, prefill_settings, running_vllm, vllm_report
 from loadtest.micro.vllm_peer import VLLM, VllmPeer
 from shared.errors import ConfigError, InternalError, UnavailableError
-from shared.model.device_attention import DeviceAttention, KernelRange
 from shared.model.exact_attention import HeadShape
-from shared.model.plain_attention import PlainKernel
-from shared.model.probe import TRITON, AttentionChoice, probe_attention
+from shared.model.probe import TRITON, probe_attention
 from shared.model.profile import load_profile
 from shared.model.shapes import MODEL_SHAPES, shape_named
 from shared.model.transformer import Transformer
@@ -112,24 +111,20 @@ def parity(device: torch.device, *, cases: int, progress: Callable[[str], None])
     for case in PASS_CASES[:cases] if on_gpu else PASS_CASES[-1:]:
         progress(f"parity {case.label}")
         shape = HeadShape.of(case.config, torch.bfloat16)
-        choice = probe_attention(device, requested=TRITON, shape=shape) if on_gpu else _plain()
+        choice = (
+            probe_attention(device, requested=TRITON, shape=shape) if on_gpu else plain_choice()
+        )
         dtype = torch.bfloat16 if on_gpu else torch.float32
         found[case.label] = check_pass(case, choice=choice, device=device, dtype=dtype)
     for case in PASS_CASES[: min(cases, STRICT_CASES) if on_gpu else 0]:
         progress(f"parity in float32 {case.label}")
         found[f"float32 {case.label}"] = check_pass(
-            case, choice=_plain(), device=device, dtype=torch.float32
+            case, choice=plain_choice(), device=device, dtype=torch.float32
         )
     for rows, candidates, kept in ((8, 9_992, 1000), (1, 65_528, 6553), (3, 40, 20)):
         if on_gpu or candidates < 100:  # noqa: PLR2004
             check_choice(rows=rows, candidates=candidates, kept=kept, device=device)
     return found
-
-
-def _plain() -> AttentionChoice:
-    """The CUDA path with attention that any device runs in any type."""
-    ranges = (KernelRange(up_to=None, kernel=PlainKernel()),)
-    return AttentionChoice(backend=DeviceAttention(ranges), rejected=())
 
 
 def _timed(

@@ -1,5 +1,7 @@
 """The bench of the libraries' attention, as far as no GPU is needed."""
 
+import json
+
 import pytest
 import torch
 
@@ -30,6 +32,16 @@ def test_parts_are_checked():
         attention_libraries.bench(
             device=torch.device("cuda"), tokens=(), parts=("decoding",), progress=print
         )
+
+
+def test_what_was_not_asked_for_is_not_in_the_result_and_what_is_missing_says_so(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(attention_libraries, "gpu_facts", lambda *_: {"device": "a GPU"})
+    attention_libraries.main(["--parts", "steps"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == {"rejected": "package flashinfer-python is not installed"}
+    assert not {"prefill", "decode"} & set(found)
 
 
 def test_steps_are_of_a_case_that_exists():

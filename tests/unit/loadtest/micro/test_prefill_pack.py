@@ -90,6 +90,31 @@ def test_the_summary_compares_with_one_by_one() -> None:
     assert arm_name(0.2, 8192) == "claa 20 %, packs of 8192"
 
 
+def test_the_command_runs_what_its_flags_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans: list[CrowdPlan] = []
+
+    def run(plan: CrowdPlan, **_how: Any) -> dict[str, Any]:
+        plans.append(plan)
+        return {"parity": {}, "device": "a", "torch": "b", "triton": "c"}
+
+    monkeypatch.setattr(bench, "bench_packs", run)
+    bench.main(["--pack", "3x20,2x9", "--keep", "0.5", "--pack-tokens", "40,80", "--json"])
+    bench.main(["--pack-prompts", "2", "--repeats", "1", "--cases", "1", "--chunk-tokens", "64"])
+    assert plans == [
+        CrowdPlan(crowds=((3, 20), (2, 9)), keep=(0.5,), pack_tokens=(40, 80)),
+        CrowdPlan(pack_prompts=2, repeats=1, cases=1, chunk_tokens=64),
+    ]
+    with pytest.raises(SystemExit):
+        bench.main(["--keep", "most"])
+    printed = capsys.readouterr()
+    assert "argument --keep: invalid" in printed.err
+    first, second = printed.out.splitlines()
+    assert json.loads(first)["parity"] == {}
+    assert second == "a, torch b, triton c"
+
+
 @pytest.mark.parametrize("wrong", [{"shape": "gpt-2"}, {"cases": 0}, {"repeats": 0}])
 def test_a_plan_that_measures_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"at least 1|choose one of llama"):
