@@ -19,6 +19,7 @@ from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.prompt_slab import PromptSlab
 from prefill_service.engine.queue import SpeedMeter, TokenQueue
 from shared.errors import TandemError
+from shared.types.handoff import HandoffKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class Batcher:
         self._passed = passed
         self._places: set[Turn] = set()
         self._ready: list[tuple[Turn, PromptWork, asyncio.Event]] = []
-        self._room_changed = asyncio.Event()
+        self._look_again = asyncio.Event()
         self._some_ready = asyncio.Event()
 
     async def next(self) -> Turn:
@@ -114,8 +115,18 @@ class Batcher:
                 turn = Turn(await self._queue.get(), batcher=self)
                 self._places.add(turn)
                 return turn
-            self._room_changed.clear()
-            await self._room_changed.wait()
+            self._look_again.clear()
+            await self._look_again.wait()
+
+    def drop(self, key: HandoffKey) -> bool:
+        """Takes a prompt out of the queue; False when it does not wait there.
+
+        Whoever is first now may fit where that one did not.
+        """
+        dropped = self._queue.remove(key) is not None
+        if dropped:
+            self._look_again.set()
+        return dropped
 
     async def run_passes(self) -> None:
         """Computes what is ready, pass after pass, until it is cancelled."""
@@ -137,7 +148,7 @@ class Batcher:
     def leave(self, turn: Turn) -> None:
         """A place is free again."""
         self._places.discard(turn)
-        self._room_changed.set()
+        self._look_again.set()
 
     async def _run_pass(self) -> None:
         going, self._ready = self._ready, []

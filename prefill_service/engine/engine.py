@@ -246,7 +246,7 @@ class PrefillEngine:
 
     def _stop(self, job: PrefillJob, error: TandemError) -> bool:
         stopped = job.stop(error)
-        if stopped and self._services.queue.remove(job.key) is not None:
+        if stopped and self._batcher.drop(job.key):
             self._finish(job, Failed(error))
         return stopped
 

@@ -163,6 +163,17 @@ async def test_one_that_is_slow_to_get_ready_holds_up_nobody() -> None:
         await until(lambda: [sorted(pack) for pack in rig.passes.begun] == [[30], [20, 40]])
 
 
+async def test_when_the_first_goes_the_next_one_may_fit() -> None:
+    async with rig_of(tokens=100) as rig:
+        rig.slow[60] = asyncio.Event()
+        _, first, _ = rig.put(60, 50, 30)
+        await settled()
+        assert rig.taken == [60], "50 does not fit beside it"
+        assert rig.batcher.drop(first.key)
+        await rig.begun([30])
+        assert not rig.batcher.drop(first.key)
+
+
 async def test_a_stop_before_the_pass_costs_no_compute() -> None:
     async with rig_of(tokens=100) as rig:
         rig.put(10)
