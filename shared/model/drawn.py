@@ -38,7 +38,7 @@ class DrawnWeights:
             return None
         raw = read_json(path)
         seed = raw.get("seed")
-        if set(raw) != {"seed"} or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        if set(raw) != {"seed"} or type(seed) is not int or not 0 <= seed < 1 << 63:
             raise ModelLoadError(
                 f"{path} holds {raw!r} instead of one seed of 0 or more: it was edited or is of "
                 "another version; write the folder again with `tandem model random`"

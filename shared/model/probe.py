@@ -46,7 +46,8 @@ class AttentionChoice:
     backend: PrefillAttention
     """What runs."""
     rejected: tuple[Rejection, ...]
-    """Every other known backend, and on a CUDA device every kernel that serves no length."""
+    """Every other known backend, and on a CUDA device every kernel that serves no length, or, as
+    `NAME on blocks`, no blocks."""
     seconds: dict[str, dict[int, float]] = field(default_factory=dict)
     """What was measured: seconds of a layer's attention, by kernel and prompt tokens."""
     blocks: str = TorchAttention.name

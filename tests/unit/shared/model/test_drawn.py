@@ -93,7 +93,8 @@ def test_every_id_has_a_text_and_texts_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", '{"seed": -1}', '{"seed": "1"}', '{"seed": 1, "kind": "b"}', "[1]"]
+    "text",
+    ["{}", '{"seed": -1}', '{"seed": "1"}', '{"seed": true}', '{"seed": 1, "kind": "b"}', "[1]"],
 )
 def test_other_recipes_are_refused(folder: Path, text: str) -> None:
     (folder / DRAWN_FILE).write_text(text)
