@@ -226,8 +226,9 @@ def _peers(
 
 
 def _parts(arms: dict[str, Arm], ids: list[int]) -> dict[str, Any]:
-    """Kernels of full and of the lowest keep rate; see `time_pass_parts`."""
-    ours = [name for name in arms if name == FULL or name.startswith("claa")][:2]
+    """Kernels of full, and of the first and the last keep rate; see `time_pass_parts`."""
+    rates = [name for name in arms if name.startswith("claa")]
+    ours = dict.fromkeys((FULL, *rates[:1], *rates[-1:]))
     return {name: time_pass_parts(partial(arms[name], ids)) for name in ours}
 
 
