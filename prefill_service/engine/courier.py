@@ -84,6 +84,11 @@ class Courier:
         self._ending: asyncio.Task[None] | None = None
         self._errors: list[TandemError] = []
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a target granted room for the delivery that is next, or under way."""
+        return self._open is not None and self._open.granted
+
     async def reserve(self) -> None:
         """Gets room on the first target that grants it; asks busy ones again, with backoff.
 
@@ -157,10 +162,13 @@ class Courier:
             try:
                 answer = await self._open.reserve(self._parcel.terms)
             except TandemError as error:
+                self._links.grants.refused(target)
                 await self._give_up(self._open, error)
                 continue
             if answer is None:
+                self._links.grants.granted(target)
                 return []
+            self._links.grants.refused(target)
             busy.append(answer)
             self._open = None
         return busy

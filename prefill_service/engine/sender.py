@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import structlog
 
+from prefill_service.engine.grants import GrantHistory
 from prefill_service.engine.handoff_notes import HandoffNotes, NotedSender
 from prefill_service.engine.job import Target
 from prefill_service.engine.prompt_slab import PromptSlab
@@ -87,6 +88,8 @@ class Links:
     """Control calls."""
     pairs: PairedTransports
     """Data lanes, and which of them to use for whom."""
+    grants: GrantHistory = field(default_factory=GrantHistory)
+    """What each decode worker answered last when it was asked for room."""
 
 
 class Delivery:
@@ -117,6 +120,11 @@ class Delivery:
         self._sender: KvSender | None = None
         self._sealing: asyncio.Task[TransferStats] | None = None
         self._asked = False
+
+    @property
+    def granted(self) -> bool:
+        """Whether it has a landing slab."""
+        return self._grant is not None
 
     async def reserve(self, terms: ReserveTerms) -> Busy | None:
         """Asks for room; None is a grant.
