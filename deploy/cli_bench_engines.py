@@ -26,6 +26,9 @@ def _option(text: str, *names: str, least: int | None = None) -> Any:  # noqa: A
 Device = Annotated[BenchDevice, typer.Option(help="cpu: a real model; cuda: kernels, at random.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Model = Annotated[str | None, _option("cpu: catalog name, folder or hub id; smollm2.")]
+Peers = Annotated[
+    str | None, _option("cuda: of cudnn, flash (transformers) and vllm, a list; empty: none.")
+]
 Shape = Annotated[str | None, _option("cuda: a model's shape, like llama-3.1-8b or r1-qwen-1.5b.")]
 
 
@@ -46,9 +49,7 @@ def prefill(
     repeats: Annotated[
         str | None, _option("Runs of each arm, 5; cuda: by prompt, 10,10,4.")
     ] = None,
-    peers: Annotated[
-        str | None, _option("cuda: peers by their kernels, a list; empty: none.")
-    ] = None,
+    peers: Peers = None,
     cases: Annotated[
         int | None, _option("cuda: small models that are compared first.", least=1)
     ] = None,
@@ -103,6 +104,7 @@ def decode(
     ] = None,
     batch: Annotated[int | None, _option("cuda, with --shape: rows, 16.", least=1)] = None,
     only: Annotated[str | None, _option("cuda: part of the names of the cases to run.")] = None,
+    peers: Peers = None,
     new_tokens: Annotated[int | None, _option("cpu: decode steps of one run, 64.", least=1)] = None,
     page_budget: Annotated[int | None, _option("cpu: page budget K, 16.", least=1)] = None,
     policy: Annotated[
@@ -128,11 +130,13 @@ def decode(
     if device is BenchDevice.CUDA:
         others = {"--new-tokens": new_tokens, "--page-budget": page_budget, "--policy": policy}
         refuse("cuda", {"--model": model, **others})
-        asked = {"--shape": shape, "--context": context, "--batch": batch, "--only": only}
-        given = as_flags({**asked, "--repeats": repeats}, lists={"--context": int})
+        asked: dict[str, object] = {"--shape": shape, "--context": context, "--batch": batch}
+        asked |= {"--only": only, "--repeats": repeats, "--peer": peers}
+        given = as_flags(asked, lists={"--context": int})
         run_kernels("decode_step", [*given, *flags.args], as_json=as_json)
         return
-    refuse("cpu", {"--shape": shape, "--batch": batch, "--only": only}, further=flags.args)
+    foreign = {"--shape": shape, "--batch": batch, "--only": only, "--peers": peers}
+    refuse("cpu", foreign, further=flags.args)
     run_decode(
         model=model or "smollm2",
         context=parse_count("--context", context or "4096"),

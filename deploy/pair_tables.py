@@ -7,12 +7,19 @@ from loadtest.machine import commit_text
 from loadtest.pair.plan import ARMS
 
 _MIB = 1 << 20
+_MEANING = """\
+First token: at the client, since the request was sent. The engine's own: the prefill worker's
+forward pass, selection included, as it measured it. Added: the difference, so gateway,
+queues, messages, the upload of the ids, sampling and, with several at once, the prompts before.
+Exposed transfer: from the first token's computation to the adoption of the KV on the decode side.
+"""
 
 
 def print_result(result: Mapping[str, Any]) -> None:
     """Prints every cell, the limits, parity, and where it was measured."""
     for cell in result["cells"]:
         print("\n".join(_cell(cell)))
+    print(_MEANING)
     if result["limits"]:
         print("\n".join(_limits(result["limits"])))
     if "parity" in result:

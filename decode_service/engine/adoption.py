@@ -31,7 +31,7 @@ class Adoption(Protocol):
         """Fills the pages with what landed; returns the layouts, which share no memory with it.
 
         Raises:
-            ManifestError: what landed is not what was promised; no page was filled.
+            ManifestError: what landed is not what was promised; the pages hold nothing of use.
         """
 
 

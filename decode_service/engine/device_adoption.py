@@ -82,18 +82,23 @@ class DeviceAdoption:
             if self._stream is not None and pages.free_since is not None:
                 self._stream.wait_event(pages.free_since)
             data = DeviceBytes(landed, sums=self._sums)
+            # Both are enqueued before either is waited for: refused, the pages go back unread.
+            self._scatter(manifest, data.tensor, pages)
             checked = self._verifier.check_bytes(manifest, data)
             layouts = tuple(layout.on(self._cache.device) for layout in checked)
-            if self._kernel:
-                layers = [self._descriptor(manifest, s) for s in kv_segments(manifest)]
-                self._launch(layers, data.tensor, pages)
-            else:
-                for segment in kv_segments(manifest):
-                    piece = data.tensor[segment.offset : segment.offset + segment.length]
-                    write_segment(self._cache, manifest, segment, piece, pages)
             if self._stream is not None:
                 self._stream.synchronize()
         return layouts
+
+    def _scatter(self, manifest: KvManifest, data: torch.Tensor, pages: SequencePages) -> None:
+        segments = kv_segments(manifest)
+        if self._kernel:
+            layers = [self._descriptor(manifest, segment) for segment in segments]
+            self._launch(layers, data, pages)
+            return
+        for segment in segments:
+            piece = data[segment.offset : segment.offset + segment.length]
+            write_segment(self._cache, manifest, segment, piece, pages)
 
     def _launch(self, layers: list[_Descriptor], data: torch.Tensor, pages: SequencePages) -> None:
         # Imported late: without a GPU there need be no Triton.

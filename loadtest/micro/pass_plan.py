@@ -8,6 +8,7 @@ from loadtest.micro.pass_parity import PASS_CASES
 from loadtest.micro.pass_peer import PEER_KERNELS
 from loadtest.micro.vllm_peer import VLLM
 from prefill_service.config import PrefillConfig
+from shared.errors import ConfigError
 from shared.model.shapes import MODEL_SHAPES
 
 TOKENS = (10_000, 32_768, 65_536)
@@ -92,7 +93,11 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_of(given: argparse.Namespace) -> PassPlan:
-    """The plan that the flags ask for."""
+    """The plan that the flags ask for.
+
+    Raises:
+        ConfigError: a list has a part that is no number.
+    """
     return PassPlan(
         shape=given.shape,
         weights=WeightSpread(given.weights),
@@ -113,4 +118,7 @@ def _peer_name(text: str) -> str:
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{text!r} is no list of numbers: write them like 0.1,0.2") from None

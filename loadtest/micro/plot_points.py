@@ -17,6 +17,9 @@ _CASE = re.compile(r"(?P<shape>\S+) (?P<batch>\d+) x (?P<context>\d+)")
 
 PREFILL, STEPS = "prefill", "steps"
 
+_NORMAL = "normal"
+"""How weights are drawn where a result says nothing of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
@@ -60,28 +63,40 @@ def read_results(paths: Sequence[Path]) -> MeasuredPoints:
         ConfigError: a file cannot be read, or holds no times of these benches.
     """
     found = MeasuredPoints()
-    readers = {"prefill_pass": _prefill, "decode_step": _steps, "generation": _generation}
     for path in paths:
-        result = _read(path)
-        reader = readers.get(str(result.get("benchmark")))
-        if reader is None:
-            raise ConfigError(
-                f"{path} is no result of {', '.join(readers)}: run python -m loadtest.micro.<that> "
-                "--device cuda --json"
-            )
-        try:
-            count = reader(result, found)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"{path} is not as {result['benchmark']} writes it ({error!r}): it is damaged, or "
-                "of another version"
-            ) from error
-        if not count:
-            raise ConfigError(f"{path} has no times: it was taken without a GPU")
-        commit = str(result.get("commit", ""))[:7] or "unknown commit"
-        kind = PREFILL if reader is _prefill else STEPS
-        found.sources[kind].add(f"{result.get('device', 'unknown device')}, {commit}")
+        for result in _parts(_read(path)):
+            _take(result, found, path=path)
     return found
+
+
+def _parts(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Results in a file: one, or those of a command that ran several benches."""
+    if "benchmark" in result:
+        return [result]
+    parts = [part for part in result.values() if isinstance(part, dict) and "benchmark" in part]
+    return parts or [result]
+
+
+def _take(result: dict[str, Any], found: MeasuredPoints, *, path: Path) -> None:
+    readers = {"prefill_pass": _prefill, "decode_step": _steps, "generation": _generation}
+    reader = readers.get(str(result.get("benchmark")))
+    if reader is None:
+        raise ConfigError(
+            f"{path} is no result of {', '.join(readers)}: run python -m loadtest.micro.<that> "
+            "--device cuda --json"
+        )
+    try:
+        count = reader(result, found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is not as {result['benchmark']} writes it ({error!r}): it is damaged, or of "
+            "another version"
+        ) from error
+    if not count:
+        raise ConfigError(f"{path} has no times: it was taken without a GPU")
+    commit = str(result.get("commit", ""))[:7] or "unknown commit"
+    kind = PREFILL if reader is _prefill else STEPS
+    found.sources[kind].add(f"{result.get('device', 'unknown device')}, {commit}")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -97,10 +112,12 @@ def _read(path: Path) -> dict[str, Any]:
 def _prefill(result: Mapping[str, Any], found: MeasuredPoints) -> int:
     """Adds every arm at every length; returns how many points."""
     count = 0
-    panel = found.ttft[result["shape"]] if result.get("tokens") else {}
+    weights = result.get("weights", _NORMAL)
+    name = result["shape"] + (f", {weights} weights" if weights != _NORMAL else "")
+    panel = found.ttft[name] if result.get("tokens") else {}
     for tokens, at in result.get("tokens", {}).items():
-        for name, arm in at["arms"].items():
-            panel.setdefault(name, {})[int(tokens)] = _point(arm["seconds"], 1e3)
+        for arm_name, arm in at["arms"].items():
+            panel.setdefault(arm_name, {})[int(tokens)] = _point(arm["seconds"], 1e3)
             count += 1
     return count
 

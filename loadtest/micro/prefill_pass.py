@@ -301,10 +301,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_plan_flags(parser)
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args(arguments)
-    plan = plan_of(given)
     try:
         result = bench_pass(
-            plan,
+            plan_of(given),
             device=torch.device(given.device),
             progress=told_with_time(),
         )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import torch
@@ -39,8 +40,8 @@ class Computed:
     """Scoring and selecting."""
     ended_at: float
     """When the first token was known, in monotonic seconds: the transfer's rest begins here."""
-    trace: PromptTrace | None = None
-    """What was kept, when the request asked."""
+    trace: Callable[[], PromptTrace] | None = None
+    """Says what was kept, when the request asked; takes a while, as it looks at every position."""
 
 
 class PromptWork:
@@ -203,7 +204,7 @@ class _ThreadRun:
             trace = None
             if self._timed is not None and self._traced is not None:
                 self._timed.finish(ended_at=self._sampled.ended_at)
-                trace = self._traced.trace(output.plan, scores_C=output.scores_C)
+                trace = partial(self._traced.trace, output.plan, scores_C=output.scores_C)
         except Exception as error:  # noqa: BLE001  of this prompt alone
             self.fail(error)
             return

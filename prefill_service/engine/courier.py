@@ -84,6 +84,11 @@ class Courier:
         self._ending: asyncio.Task[None] | None = None
         self._errors: list[TandemError] = []
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a target granted room for the delivery that is next, or under way."""
+        return self._open is not None and self._open.granted
+
     async def reserve(self) -> None:
         """Gets room on the first target that grants it; asks busy ones again, with backoff.
 
@@ -128,9 +133,11 @@ class Courier:
             delivery = self._open
             assert delivery is not None, "reserve opens a delivery or raises"
             try:
-                stats = await delivery.push(self._parcel.slab)
-                manifest = await self._parcel.manifest(self._key, check=stats.check)
-                await delivery.commit(manifest, prompt_token_ids=self._parcel.prompt_token_ids)
+                await delivery.push(self._parcel.slab)
+                manifest = await self._parcel.manifest(self._key, check=delivery.check)
+                stats = await delivery.hand_over(
+                    manifest, prompt_token_ids=self._parcel.prompt_token_ids
+                )
             except TandemError as error:
                 await self._give_up(delivery, error)
             else:
@@ -155,10 +162,13 @@ class Courier:
             try:
                 answer = await self._open.reserve(self._parcel.terms)
             except TandemError as error:
+                self._links.grants.refused(target)
                 await self._give_up(self._open, error)
                 continue
             if answer is None:
+                self._links.grants.granted(target)
                 return []
+            self._links.grants.refused(target)
             busy.append(answer)
             self._open = None
         return busy

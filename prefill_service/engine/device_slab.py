@@ -100,8 +100,8 @@ class DeviceSlab(PromptSlab):
         return True
 
     def summed(self) -> None:
-        """The device has computed the sums; any thread."""
-        self._loop.call_soon_threadsafe(self._summed.set)
+        """The device has computed the sums, and so every byte before them; any thread."""
+        self._loop.call_soon_threadsafe(self._all_there)
 
     def close(self) -> None:
         """See `PromptSlab.close`; put off while something writes."""
@@ -112,6 +112,10 @@ class DeviceSlab(PromptSlab):
 
     def _pieces(self, ranges: list[Range]) -> list[Range]:
         return joined(ranges)
+
+    def _all_there(self) -> None:
+        self._summed.set()
+        self._finished()
 
     def _written_out(self) -> None:
         self._writing = False

@@ -139,6 +139,8 @@ class PrefillJob:
         """The caller's request id and trace, for the tasks that work on the prompt."""
         self.notes = HandoffNotes() if request.options.trace else None
         """Moments of its handoff, when the request asked for a trace."""
+        self._has_room = False
+        self._withheld: FirstTokens | None = None
         self.outcome: Sealed | Failed | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
@@ -201,9 +203,22 @@ class PrefillJob:
                 await asyncio.gather(task, return_exceptions=True)
         raise self.stop_error
 
+    def has_room(self) -> None:
+        """A decode worker takes the KV: the caller may hear of first tokens."""
+        self._has_room = True
+        withheld, self._withheld = self._withheld, None
+        if withheld is not None:
+            self.emit(withheld)
+
     def emit(self, event: Event) -> None:
-        """Passes an event to the caller; nothing follows a terminal one."""
+        """Passes an event to the caller; nothing follows a terminal one.
+
+        First tokens wait for room on the decode side: an answer that began cannot be refused.
+        """
         if self.done:
+            return
+        if isinstance(event, FirstTokens) and not self._has_room:
+            self._withheld = event
             return
         if isinstance(event, Sealed | Failed):
             self.outcome = event

@@ -72,18 +72,15 @@ class Parcel:
         *,
         plan: PromptPlan,
         ended_at: float,
-        trace: PromptTrace | None = None,
     ) -> None:
-        """The prompt is computed, as `plan` and, when it was asked for, `trace` say.
+        """The prompt is computed, as `plan` says.
 
         Args:
             first_tokens: one a branch.
             plan: the final one.
             ended_at: when they were known, in monotonic seconds.
-            trace: what was kept.
         """
         self.plan = plan
-        self.trace = trace
         self._first_tokens = first_tokens
         self.completed_at = ended_at
         self._complete.set()

@@ -61,29 +61,46 @@ class PromptRun:
         courier = _courier(job, parcel, services=services)
         machine = HandoffStateMachine(job.key)
         try:
-            await job.unless_stopped(courier.reserve())
+            if not services.links.grants.likely(job.request.targets[0]):
+                await job.unless_stopped(courier.reserve())
             arrived = await self._compute_and_deliver(parcel, courier)
             machine = arrived.delivery.machine
-            return _sealed(
+            sealed = _sealed(
                 parcel, arrived, services=services, notes=job.notes, computed=self._computed
             )
+            return await self._traced(sealed, parcel)
         finally:
             await courier.abort("ended")
             again = parcel.complete and not job.stopping()
             if not (again and services.held.hold(HeldKv(parcel, machine))):
                 slab.close()
 
+    async def _traced(self, sealed: Sealed, parcel: Parcel) -> Sealed:
+        """With what was kept, when the request asked: said last, so no handoff waits for it."""
+        notes, computed = self._job.notes, self._computed
+        if notes is None or computed is None or computed.trace is None:
+            return sealed
+        handoff = notes.adopted()
+        parcel.trace = await asyncio.to_thread(computed.trace)
+        return replace(sealed, trace=replace(parcel.trace, handoff=handoff))
+
     async def _compute_and_deliver(self, parcel: Parcel, courier: Courier) -> Arrived:
         """Runs both side by side; whichever fails first ends the other."""
         compute = asyncio.ensure_future(self._compute(parcel))
         try:
-            return await self._job.unless_stopped(courier.deliver())
+            return await self._job.unless_stopped(self._deliver(courier))
         except TandemError as error:
             if not parcel.complete:
                 self._job.stop(error)
             raise
         finally:
             await compute
+
+    async def _deliver(self, courier: Courier) -> Arrived:
+        if not courier.has_room:
+            await courier.reserve()
+        self._job.has_room()
+        return await courier.deliver()
 
     async def _compute(self, parcel: Parcel) -> None:
         try:
@@ -94,7 +111,7 @@ class PromptRun:
         finally:
             self._turn.leave()
         self._services.recorder.computed(done)
-        parcel.finish(done.first_tokens, plan=done.plan, ended_at=done.ended_at, trace=done.trace)
+        parcel.finish(done.first_tokens, plan=done.plan, ended_at=done.ended_at)
 
 
 async def resend(job: PrefillJob, *, held: HeldKv, services: Services) -> Sealed:

@@ -1,7 +1,8 @@
 """The observer of a prompt whose slab is on the device that computes it.
 
 Each block's copy is enqueued behind the layer that made it. One thread waits for the device, event
-by event, and publishes what is final: neither the engine nor the loop waits for a block.
+by event, and publishes what is final: neither the engine nor the loop waits for a block. It ends
+with the last one.
 Shapes: N slots, R rows of positions, G KV heads, D head size.
 """
 
@@ -79,7 +80,9 @@ class ResidentSlabWriter:
         ranges = self._slab.take_written()
         self._events.put((self._now(), lambda: self._slab.publish(ranges)))
         if self._slab.sum_up():
+            # Nothing follows: the push can end while the first token is still computed.
             self._events.put((self._now(), self._slab.summed))
+            self._events.put(None)
 
     def _now(self) -> Mark | None:
         return None if self._mark is None else self._mark()

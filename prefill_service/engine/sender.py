@@ -1,12 +1,14 @@
 """One try to get a KV cache to one decode worker: reserve, push, commit, or abort."""
 
 import asyncio
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import structlog
 
+from prefill_service.engine.grants import GrantHistory
 from prefill_service.engine.handoff_notes import HandoffNotes, NotedSender
 from prefill_service.engine.job import Target
 from prefill_service.engine.prompt_slab import PromptSlab
@@ -20,7 +22,7 @@ from shared.errors import (
 from shared.transport.base import Grant, KvSender, TransferStats
 from shared.transport.paired import PairedTransports
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
-from shared.types.kv_manifest import KvManifest
+from shared.types.kv_manifest import KvManifest, SegmentCheck
 
 T = TypeVar("T")
 
@@ -86,6 +88,8 @@ class Links:
     """Control calls."""
     pairs: PairedTransports
     """Data lanes, and which of them to use for whom."""
+    grants: GrantHistory = field(default_factory=GrantHistory)
+    """What each decode worker answered last when it was asked for room."""
 
 
 class Delivery:
@@ -108,12 +112,19 @@ class Delivery:
     ) -> None:
         self.target = target
         self.transport = ""
+        self.check = SegmentCheck.CRC32
         self.machine = HandoffStateMachine(key)
         self._links = links
         self._notes = notes
         self._grant: Grant | None = None
         self._sender: KvSender | None = None
+        self._sealing: asyncio.Task[TransferStats] | None = None
         self._asked = False
+
+    @property
+    def granted(self) -> bool:
+        """Whether it has a landing slab."""
+        return self._grant is not None
 
     async def reserve(self, terms: ReserveTerms) -> Busy | None:
         """Asks for room; None is a grant.
@@ -134,57 +145,65 @@ class Delivery:
         self.machine.advance(HandoffState.RESERVED)
         return None
 
-    async def push(self, slab: PromptSlab) -> TransferStats:
-        """Sends every range of the slab as it becomes final, and seals.
+    async def push(self, slab: PromptSlab) -> None:
+        """Sends every range of the slab as it becomes final, and begins to seal.
 
         Raises:
             HandoffError: no transport may be used, or the bytes did not arrive.
         """
-        grant, address = self._granted(), self.target.address
-        pairs = self._links.pairs
-        transport = await pairs.choose(
-            worker_id=self.target.worker_id, address=address, grant=grant
+        grant = self._granted()
+        transport = await self._links.pairs.choose(
+            worker_id=self.target.worker_id, address=self.target.address, grant=grant
         )
-        self.transport = transport.name
+        self.transport, self.check = transport.name, transport.check
         sender = transport.sender()
         if self._notes is not None:
             sender = NotedSender(sender, self._notes)
-        try:
-            stats = await self._send(slab, sender=sender, grant=grant)
-        except TandemError as error:
-            pairs.lost(address=address, grant=grant, transport=self.transport, error=error)
-            raise
-        pairs.delivered(address=address, grant=grant, transport=self.transport)
-        self.machine.advance(HandoffState.SEALED)
-        return stats
-
-    async def _send(self, slab: PromptSlab, *, sender: KvSender, grant: Grant) -> TransferStats:
         self._sender = sender
-        await sender.open(address=self.target.address, grant=grant)
-        self.machine.advance(HandoffState.STREAMING)
-        async for offset, length in slab.ranges():
-            await self._in_lease(sender.write(offset, slab.view(offset, length)), grant)
-        return await self._in_lease(sender.seal(), grant)
+        with self._blaming_transport():
+            await sender.open(address=self.target.address, grant=grant)
+            self.machine.advance(HandoffState.STREAMING)
+            async for offset, length in slab.ranges():
+                await self._in_lease(sender.write(offset, slab.view(offset, length)), grant)
+        self._sealing = asyncio.create_task(self._in_lease(sender.seal(), grant))
 
-    async def commit(self, manifest: KvManifest, *, prompt_token_ids: tuple[int, ...]) -> None:
-        """Hands the landed cache over.
+    async def hand_over(
+        self, manifest: KvManifest, *, prompt_token_ids: tuple[int, ...]
+    ) -> TransferStats:
+        """Commits a push, which may still be being sealed: the worker waits for that by itself.
 
         Raises:
-            TandemError: it was refused, or the worker went away.
+            TandemError: bytes did not arrive, the worker refused them, or it went away.
         """
-        self.machine.advance(HandoffState.COMMITTED)
-        await self._links.peer.commit(
-            self.target,
-            manifest=manifest,
-            grant=self._granted(),
-            prompt_token_ids=prompt_token_ids,
+        grant = self._granted()
+        assert self._sealing is not None, "pushed before"
+        commit = asyncio.ensure_future(
+            self._links.peer.commit(
+                self.target, manifest=manifest, grant=grant, prompt_token_ids=prompt_token_ids
+            )
         )
+        try:
+            with self._blaming_transport():
+                stats = await self._sealing
+            self._links.pairs.delivered(
+                address=self.target.address, grant=grant, transport=self.transport
+            )
+            self.machine.advance(HandoffState.SEALED)
+            self.machine.advance(HandoffState.COMMITTED)
+            await commit
+        finally:
+            commit.cancel()
+            await asyncio.gather(commit, return_exceptions=True)
         self.machine.advance(HandoffState.ADOPTED)
+        return stats
 
     async def abort(self, reason: str) -> None:
         """Ends the try on both sides; a peer that cannot be reached frees it by its own lease."""
         if not self.machine.try_advance(HandoffState.ABORTING):
             return
+        if self._sealing is not None:
+            self._sealing.cancel()
+            await asyncio.gather(self._sealing, return_exceptions=True)
         if self._sender is not None:
             await self._quietly("transfer", self._sender.abort())
         if self._asked:
@@ -204,6 +223,20 @@ class Delivery:
                 f"decode worker {self.target.worker_id} took no bytes for {seconds:g} s: it hangs "
                 "or its network does; start a new attempt on another worker"
             ) from None
+
+    @contextmanager
+    def _blaming_transport(self) -> Iterator[None]:
+        """What fails within is the transport's, as far as it is to blame."""
+        try:
+            yield
+        except TandemError as error:
+            self._links.pairs.lost(
+                address=self.target.address,
+                grant=self._granted(),
+                transport=self.transport,
+                error=error,
+            )
+            raise
 
     async def _quietly(self, what: str, call: Awaitable[object]) -> None:
         try:

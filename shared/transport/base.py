@@ -66,8 +66,6 @@ class TransferStats:
     """Payload bytes that arrived."""
     seconds: float
     """Time spent in `write` and `seal`; idle time between writes is not counted."""
-    check: SegmentCheck = SegmentCheck.CRC32
-    """Sums by which the receiver verifies what arrived."""
     wire_seconds: float = 0.0
     """Time in which bytes were under way, where the transport knows it; else 0."""
 
@@ -139,6 +137,10 @@ class KvTransport(Protocol):
     @property
     def name(self) -> str:
         """Name in grants, cards and metrics."""
+
+    @property
+    def check(self) -> SegmentCheck:
+        """Sums by which its receivers verify segments."""
 
     def sender(self) -> KvSender:
         """A sender for one handoff."""

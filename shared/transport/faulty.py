@@ -20,6 +20,7 @@ from shared.transport.base import (
     host_bytes,
 )
 from shared.transport.fault_plan import Fault, FaultKind, FaultPlan, Moment
+from shared.types.kv_manifest import SegmentCheck
 
 _log = structlog.get_logger(__name__)
 
@@ -51,6 +52,11 @@ class FaultyTransport:
     def name(self) -> str:
         """Name of the transport inside."""
         return self._inner.name
+
+    @property
+    def check(self) -> SegmentCheck:
+        """Of the transport inside."""
+        return self._inner.check
 
     def sender(self) -> KvSender:
         """A sender that breaks as the plan says for this transfer."""

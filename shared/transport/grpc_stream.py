@@ -29,6 +29,7 @@ from shared.transport.base import (
 from shared.transport.frames import FrameKind, encode_frame
 from shared.transport.greeting import answers_of, say_hello, token_metadata
 from shared.transport.hello import Peer
+from shared.types.kv_manifest import SegmentCheck
 
 NAME = "grpc"
 """Name in grants, cards and metrics."""
@@ -46,6 +47,7 @@ class GrpcTransport:
     """
 
     name = NAME
+    check = SegmentCheck.CRC32
 
     def __init__(self, context: TransportContext) -> None:
         self.chunk_bytes = context.chunk_bytes

@@ -19,6 +19,7 @@ from shared.transport.choice import ChosenTransports, open_transports
 from shared.transport.fault_plan import Fault, parse_faults
 from shared.transport.faulty import FaultyTransport
 from shared.transport.registry import transport_registry
+from shared.types.kv_manifest import SegmentCheck
 
 _log = structlog.get_logger(__name__)
 
@@ -87,6 +88,11 @@ class InstrumentedTransport:
     def name(self) -> str:
         """Name of the transport inside."""
         return self._inner.name
+
+    @property
+    def check(self) -> SegmentCheck:
+        """Of the transport inside."""
+        return self._inner.check
 
     def sender(self) -> KvSender:
         """A counted sender."""

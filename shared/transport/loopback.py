@@ -17,6 +17,7 @@ from shared.transport.base import (
     host_bytes,
 )
 from shared.transport.hello import Peer, check_peer
+from shared.types.kv_manifest import SegmentCheck
 
 NAME = "loopback"
 """Name in grants, cards and metrics."""
@@ -30,6 +31,7 @@ class LoopbackTransport:
     """
 
     name = NAME
+    check = SegmentCheck.CRC32
 
     def __init__(self, context: TransportContext) -> None:
         self.context = context

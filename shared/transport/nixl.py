@@ -30,6 +30,7 @@ from shared.transport.hello import Peer
 from shared.transport.nixl_agent import NixlAgent
 from shared.transport.nixl_sender import LaneCall, NixlSender, OpenLane
 from shared.transport.nixl_wire import NAME
+from shared.types.kv_manifest import SegmentCheck
 
 STAGED_CHUNKS = DEFAULT_CREDITS
 """Chunks of registered memory that bytes of the host are sent from."""
@@ -72,6 +73,11 @@ class NixlTransport:
         self._attached: dict[str, _Attached] = {}
         self._attaching = asyncio.Lock()
         self._watches: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def check(self) -> SegmentCheck:
+        """See `KvTransport.check`."""
+        return self.agent.check
 
     def sender(self) -> NixlSender:
         """A sender for one handoff."""

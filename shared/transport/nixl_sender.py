@@ -147,7 +147,6 @@ class NixlSender:
         return TransferStats(
             bytes=self._sent_bytes,
             seconds=self._busy_seconds,
-            check=self._agent.check,
             wire_seconds=self._wire_seconds,
         )
 

@@ -325,3 +325,35 @@ async def test_a_drain_stops_what_is_left_at_its_cap(
     await worker.app.drain()
     await worker.expect_idle()
     assert all(peer.holds_nothing for peer in peers)
+
+
+async def test_a_worker_that_granted_last_is_asked_beside_the_computation(
+    worker: Worker, peers: list[DecodePeer]
+) -> None:
+    await worker.run(prompt_request(prompt_ids(80), peers[:1]))
+    worker.runner.gate.clear()
+    peers[0].script.busy = 4
+    running = asyncio.create_task(worker.run(prompt_request(prompt_ids(80), peers[:1])))
+    await worker.runner.wait_reached()
+    worker.runner.gate.set()
+    events = await running
+    assert kinds(events).index("FirstTokens") > kinds(events).index("PrefillStarted")
+    assert kinds(events)[-1] == "PrefillSealed"
+    assert worker.runner.runs == 2
+    await worker.expect_idle()
+
+
+async def test_without_room_no_first_token_is_told_and_the_next_prompt_waits(
+    worker: Worker, peers: list[DecodePeer]
+) -> None:
+    await worker.run(prompt_request(prompt_ids(80), peers[:1]))
+    peers[0].script.busy = -1
+    refused = await worker.run(prompt_request(prompt_ids(80), peers[:1]))
+    assert kinds(refused) == ["PrefillAccepted", "PrefillStarted", "ErrorDetail"]
+    assert refused[-1].code == "queue_full"
+    assert worker.runner.runs == 2, "computed beside the question, in vain"
+    again = await worker.run(prompt_request(prompt_ids(80), peers[:1]))
+    assert kinds(again) == ["PrefillAccepted", "ErrorDetail"]
+    assert worker.runner.runs == 2, "asked first"
+    await worker.expect_idle()
+    assert peers[0].holds_nothing

@@ -169,6 +169,10 @@ class DecodePeer(decode_pb2_grpc.DecodeServiceServicer):
             raise StaleWriteError(f"{manifest.handoff} holds nothing here")
         if request.token != self.token:
             raise StaleWriteError(f"{manifest.handoff} was granted to somebody else")
+        while landing.machine.state in {HandoffState.RESERVED, HandoffState.STREAMING}:
+            await asyncio.sleep(0.001)  # a commit may come before the end of its push
+            if self._live.get(manifest.handoff) is not landing:
+                raise StaleWriteError(f"{manifest.handoff} holds nothing here any more")
         landing.machine.advance(HandoffState.COMMITTED)
         data = bytes(
             self.slab.view(request.slot, request.generation, 0, landing.request.slab_bytes)

@@ -7,6 +7,7 @@ from enum import Enum
 from shared.errors import TransportError
 from shared.kv.memory import KvBytes
 from shared.transport.base import Grant, KvSender, KvTransport, TransferStats, host_bytes
+from shared.types.kv_manifest import SegmentCheck
 
 
 class Fault(Enum):
@@ -39,6 +40,10 @@ class FaultyTransport:
     fault: Fault = Fault.NONE
     made: int = 0
     open_senders: set[int] = field(default_factory=set)
+
+    @property
+    def check(self) -> SegmentCheck:
+        return self.inner.check
 
     def sender(self) -> KvSender:
         self.made += 1

@@ -16,6 +16,7 @@ import pytest
 
 from decode_service.engine.handoffs import Reservation
 from prefill_service.engine.sender import Delivery
+from shared.transport.base import TransferStats
 from shared.transport.fault_plan import Fault, FaultKind, Moment
 from shared.transport.nixl import STAGED_CHUNKS, NixlTransport
 from shared.transport.nixl_receiver import NixlReceiver
@@ -224,15 +225,16 @@ async def test_a_decode_worker_that_has_the_kv_and_was_not_asked_for_tokens(
         async with nixl_pool(tiny_model_dir, profile, more_decodes=(victim.address,)) as pool:
             with pool.avoided("decode", victim.address):
                 right = await pool.ask()
-            commit = Delivery.commit
+            hand_over = Delivery.hand_over
 
-            async def kill_then(self: Delivery, *args: Any, **kwargs: Any) -> None:
-                await commit(self, *args, **kwargs)
+            async def kill_then(self: Delivery, *args: Any, **kwargs: Any) -> TransferStats:
+                stats = await hand_over(self, *args, **kwargs)
                 if self.target.address == victim.address:
                     victim.kill()
                     await until(lambda: not victim.alive)
+                return stats
 
-            monkeypatch.setattr(Delivery, "commit", kill_then)
+            monkeypatch.setattr(Delivery, "hand_over", kill_then)
             runs = pool.prefills[0].runner.runs
             with pool.avoided("decode", pool.decodes[0].address):
                 answer = await pool.ask()

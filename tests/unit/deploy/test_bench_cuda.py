@@ -57,7 +57,7 @@ def test_a_device_picks_the_benchmark_and_takes_what_was_asked_for(
         "--json",
     ]
     asked = ("--shape", "r1-qwen-7b", "--context", "4096,8192", "--batch", "8", "--repeats", "2")
-    assert tandem("decode", "--device", "cuda", *asked).exit_code == 0
+    assert tandem("decode", "--device", "cuda", *asked, "--peers", "").exit_code == 0
     assert started["decode_step"] == [
         "--device",
         "cuda",
@@ -65,6 +65,7 @@ def test_a_device_picks_the_benchmark_and_takes_what_was_asked_for(
         "--context=4096,8192",
         "--batch=8",
         "--repeats=2",
+        "--peer=",
     ]
     assert tandem("kernels", "--only", "18432", "--sweep").exit_code == 0
     assert started["kernels"] == ["--device", "cuda", "--only=18432", "--sweep"]
@@ -85,7 +86,7 @@ def test_flags_are_those_of_the_benchmarks(module: Any, capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     flags = {
         prefill_pass: ["--shape", "--tokens", "--keep", "--repeats", "--peer", "--cases"],
-        decode_step: ["--shape", "--context", "--batch", "--only", "--repeats"],
+        decode_step: ["--shape", "--context", "--batch", "--only", "--repeats", "--peer"],
         kernels: ["--only", "--sweep"],
     }
     assert all(flag in text for flag in ["--device", "--json", *flags[module]])
@@ -124,6 +125,7 @@ def test_nothing_is_left_out_silently() -> None:
         (("decode", "--device", "cuda", "--new-tokens", "3"), "--new-tokens"),
         (("decode", "--device", "cuda", "--policy", "quest"), "--policy"),
         (("decode", "--batch", "3"), "--batch"),
+        (("decode", "--peers", "vllm"), "--peers"),
         (("decode", "--what", "3"), "--what"),
     ):
         assert f"{flag}" in refusal(*arguments)

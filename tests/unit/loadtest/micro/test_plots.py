@@ -114,6 +114,13 @@ def test_the_later_file_counts(tmp_path: Path):
     assert arms["full"][32_768].median == pytest.approx(1160.7)
 
 
+def test_a_file_of_two_benches_and_other_weights(tmp_path: Path):
+    both = {"prefill": PREFILL | {"weights": "uniform"}, "decode": DECODE}
+    found = read_results(written(tmp_path, both=both))
+    assert list(found.ttft) == ["llama-3.1-8b, uniform weights"]
+    assert found.panels() == [PANEL]
+
+
 def test_every_arm_is_a_line_with_its_points(found: MeasuredPoints):
     drawn = ttft_by_length(found)
     assert drawn is not None

@@ -92,7 +92,7 @@ def test_the_summary_compares_with_one_by_one() -> None:
 
 @pytest.mark.parametrize("wrong", [{"shape": "gpt-2"}, {"cases": 0}, {"repeats": 0}])
 def test_a_plan_that_measures_nothing_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="at least 1|choose one of llama"):
+    with pytest.raises(ConfigError, match=r"at least 1|choose one of llama"):
         bench_packs(CrowdPlan(**wrong), device=CPU, progress=lambda _: None)
 
 

@@ -114,6 +114,22 @@ async def collect(slab: DeviceSlab, image: bytearray) -> int:
     return seen
 
 
+async def test_the_feed_ends_with_the_last_block_and_not_with_the_prompt(
+    tiny_model: Transformer, executor: ThreadPoolExecutor
+) -> None:
+    """So that a push is sealed while the first token is still computed."""
+    plan = plan_for(tiny_model)
+    slab = await slabs_of(tiny_model, executor, nbytes=plan.slab.total_bytes).make(plan)
+    writer = ResidentSlabWriter(slab, progressed=forget, device=CPU)
+    runner = PrefillRunner(tiny_model, attention=TorchAttention(), chunk_tokens=16)
+    runner.run(token_ids=range(3, 3 + TOKENS), plan=plan, observer=writer, stop=lambda: False)
+    assert await collect(slab, bytearray(slab.nbytes)) == slab.payload_bytes
+    assert slab.is_complete()
+    writer.finish()
+    slab.finish()
+    writer.close()
+
+
 async def test_memory_is_given_back_when_nothing_writes_any_more(
     tiny_model: Transformer, executor: ThreadPoolExecutor
 ) -> None:
