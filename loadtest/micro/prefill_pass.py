@@ -143,6 +143,7 @@ def _timed(
     vllm, reason = _started(vllm, progress=progress)  # its start would disturb a probe
     progress(f"drawing {plan.shape}")
     model = random_on_device(config, device=device, dtype=torch.bfloat16, spread=plan.weights)
+    torch.cuda.empty_cache()  # of matrices that were fused: as much again as the weights
     choice = probe_attention(device, requested=TRITON, shape=HeadShape.of(config, model.dtype))
     params = load_profile(config=config).pruning
     progress(f"attention: {choice.backend.name}")

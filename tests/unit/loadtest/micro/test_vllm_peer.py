@@ -80,6 +80,7 @@ class Engine:
 
 class LLM:
     def __init__(self, *, model, **given):
+        assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
         if os.environ.get("STAND_IN_FAILS"):
             raise RuntimeError("no memory for this")
         json.loads((Path(model) / "config.json").read_text())
@@ -203,6 +204,9 @@ def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytest.Monk
     peer = VllmPeer(SETTINGS, command=[sys.executable, "-c", busy])
     with pytest.raises(UnavailableError, match=r"did not answer within 0\.5 s"):
         assert peer.facts
+    assert peer._process.poll() is not None, "what hangs is ended, and not waited for again"
+    with pytest.raises(UnavailableError, match=r"did not answer within 0\.5 s"):
+        peer.first_token(10, chunk_tokens=0)
     peer.close()
 
 
