@@ -131,6 +131,11 @@ class VllmPeer:
             self._facts = self._receive(within_s=_START_SECONDS)
         return self._facts
 
+    @property
+    def ended(self) -> str | None:
+        """Why it was ended before its time; None: it was not."""
+        return self._ended
+
     def first_token(self, tokens: int, *, chunk_tokens: int) -> dict[str, Any]:
         """Time to first token of a fresh prompt; see `TimedEngine.first_token`.
 

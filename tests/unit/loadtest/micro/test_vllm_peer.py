@@ -158,6 +158,7 @@ def test_a_start_that_fails_says_what_was_printed_last(monkeypatch: pytest.Monke
     peer = VllmPeer(SETTINGS)
     with pytest.raises(UnavailableError, match=r"(?s)vLLM's process ended with 1.*no memory for"):
         assert peer.facts
+    assert peer.ended is not None
     peer.close()
 
 
@@ -208,6 +209,20 @@ def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytest.Monk
     with pytest.raises(UnavailableError, match=r"did not answer within 0\.5 s"):
         peer.first_token(10, chunk_tokens=0)
     peer.close()
+
+
+def test_an_arm_whose_process_ended_is_left_out():
+    def gone(ids: list[int]) -> OwnClock:
+        if len(calls := [*calls_of_gone, ids]) > 2:
+            raise UnavailableError("vLLM's process ended with 1")
+        calls_of_gone.append(calls[-1])
+        return OwnClock(seconds=1.0)
+
+    calls_of_gone: list[list[int]] = []
+    arms: dict[str, Any] = {FULL: lambda ids: ids, "vllm": gone}
+    timed = take_turns(arms, [3] * 5, repeats=3, device=torch.device("cpu"))
+    assert len(timed[FULL].seconds) == 3
+    assert set(summary(timed)) == {"arms", "ratio_to_full"}
 
 
 def test_without_vllm_nothing_is_started():
