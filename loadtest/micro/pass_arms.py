@@ -128,10 +128,18 @@ class Timed:
 def take_turns(
     arms: dict[str, Arm], ids: list[int], *, repeats: int, device: torch.device
 ) -> dict[str, Timed]:
-    """Every arm once to warm up, then all arms once a repeat; not those whose process ended."""
-    timed = {name: Timed() for name in arms}
+    """Every arm once to warm up, then all arms once a repeat; not those whose process ended.
+
+    Who begins changes from repeat to repeat: a device at its power limit is slower right after one
+    arm than after another, or after a pause.
+    """
+    names = list(arms)
+    timed = {name: Timed() for name in names}
     for repeat in range(repeats + 1):
-        for name in list(timed):
+        begins = repeat % len(names)
+        for name in (*names[begins:], *names[:begins]):
+            if name not in timed:
+                continue
             try:
                 _run(arms[name], ids, timed[name], counted=repeat > 0, device=device)
             except UnavailableError:
