@@ -92,14 +92,25 @@ def bench_steps(  # noqa: PLR0913  what is timed, where, how often, and beside w
         found: dict[str, Any] = {}
         for name, case in timed.items():
             ours = partial(time_case, case, device=device, repeats=repeats, progress=progress)
-            try:
-                found[name] = beside.beside(name, ours)
-            except (InternalError, torch.OutOfMemoryError) as error:
-                # The other cases still say something; the exit code tells of this one.
-                found[name] = {"failed": str(error)}
-                progress(f"{name}: {error}")
+            found[name] = case_beside(beside, name, ours, progress=progress)
     facts = gpu_facts("loadtest.micro.decode_step", device)
     return {"benchmark": "decode_step", "tiny": tiny, "cases": found, **facts}
+
+
+def case_beside(
+    peer: StepPeer,
+    name: str,
+    ours: Callable[[], dict[str, Any]],
+    *,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """`StepPeer.beside`; where ours fail, that and what is known of the peer."""
+    try:
+        return peer.beside(name, ours)
+    except (InternalError, torch.OutOfMemoryError) as error:
+        # The other cases still say something; the exit code tells of this one.
+        progress(f"{name}: {error}")
+        return {"failed": str(error), **peer.seen(name)}
 
 
 def _check_types(device: torch.device, *, progress: Callable[[str], None]) -> dict[str, Any]:
