@@ -6,26 +6,26 @@
 
 Weights are random, of a model's shape; every row begins at a short prompt and ends at a long
 context, takes its best token, and stops for nothing. Pages are granted beforehand and steps are
-those of a worker: CUDA graphs, every token fetched before the next call. Arms take turns, a whole
-generation each, and the time of a step is told by context. First a tiny model's generation must
-give the PyTorch path's tokens; without a GPU that alone runs, a few steps long, under Triton's
-interpreter (TRITON_INTERPRET=1).
+those of a worker: CUDA graphs, every token fetched before the next call; its scheduler and streams
+are left out. Arms take turns, a whole generation each, and the time of a step is told by context.
+First a tiny model's generation must give the PyTorch path's tokens; without a GPU that alone runs,
+a few steps long, under Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from loadtest.micro.bounds import print_bounds
 from loadtest.micro.generation_merge import merge_files, summary
 from loadtest.micro.generation_parity import check_generation
 from loadtest.micro.generation_rows import GenerationPlan, generation_of
 from loadtest.micro.generation_times import time_generations
-from loadtest.micro.gpu_facts import gpu_facts, require_kernels
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_shapes import TINY
 from shared.errors import ConfigError
@@ -116,9 +116,7 @@ def _print(result: dict[str, Any]) -> None:
         print(f"{arm}: {told}")
         course = list(zip(contexts, runs[0]["step_ms"], strict=True))[every - 1 :: every]
         print("  " + ", ".join(f"{ms:.2f} ms at {tokens}" for tokens, ms in course))
-    for name, bound in result.get("bounds", {}).items():
-        verdict = "met" if bound["met"] else "MISSED"
-        print(f"{name}: {bound['value']:.3f}, at least {bound['at_least']}: {verdict}")
+    print_bounds(result.get("bounds", {}))
     print(f"{result['device']}, torch {result['torch']}, triton {result['triton']}")
 
 
@@ -162,7 +160,7 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
             given.shape, batch=given.batch, prompt_tokens=given.prompt, context=given.to
         ),
         generations=given.generations,
-        progress=lambda text: print(text, file=sys.stderr, flush=True),
+        progress=told_with_time(),
     )
 
 
