@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shared.kv.checksum import crc32
 from shared.kv.memory import MemoryPart
+from shared.kv.slab_layout import ALIGNMENT
 from shared.kv_memory.sums import SegmentSums
 from shared.kv_memory.tensor_memory import TensorMemory
 from shared.kv_memory.weighted_sum import slow_sums, unsigned
@@ -56,7 +57,9 @@ class DeviceBytes:
 
     def __init__(self, part: MemoryPart, *, sums: SegmentSums) -> None:
         assert isinstance(part.memory, TensorMemory), "a device's memory"
-        self.tensor = part.memory.tensor(part.start, part.nbytes)
+        # A peer may ask for any length; segments are aligned, and items of every size need it.
+        whole = part.nbytes - part.nbytes % ALIGNMENT
+        self.tensor = part.memory.tensor(part.start, whole)
         self._part = part
         self._sums = sums
 

@@ -75,6 +75,26 @@ async def test_what_landed_on_the_device_decodes_to_the_same_tokens(
     await peer.transport.close()
 
 
+async def test_a_slab_of_an_odd_length_is_taken(
+    tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer
+) -> None:
+    """Another version may ask for more than its segments take."""
+    adoption = server.core.worker.intake._adoption
+    assert isinstance(adoption, DeviceAdoption)
+    adoption._kernel = True  # which sees the slab as items of the cache
+    prepared = prepare(tiny_model, mode="shared")
+    plan = replace(prepared.plan, total_bytes=prepared.plan.total_bytes + 1)
+    over_nixl(peer)
+    key = HandoffKey("odd")
+    grant = await peer.reserve(key, replace(prepared, plan=plan))
+    await peer.push(grant, prepared)
+    answer = await peer.commit(key, grant, prepared, manifest=summed(prepared, peer))
+    assert answer.WhichOneof("result") == "adopted", answer
+    decoded = await peer.decode(peer.decode_request(key, prepared))
+    assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
+    await peer.transport.close()
+
+
 @pytest.mark.parametrize("mode", ["shared", "head"])
 async def test_every_byte_of_every_segment_is_summed(
     tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer, mode: str
