@@ -6,10 +6,10 @@
 
 Weights are random, of a model's shape; every row begins at a short prompt and ends at a long
 context, takes its best token, and stops for nothing. Pages are granted beforehand and steps are
-those of a worker: CUDA graphs, every token fetched before the next call. Arms take turns, a whole
-generation each, and the time of a step is told by context. First a tiny model's generation must
-give the PyTorch path's tokens; without a GPU that alone runs, a few steps long, under Triton's
-interpreter (TRITON_INTERPRET=1).
+those of a worker: CUDA graphs, every token fetched before the next call; its scheduler and streams
+are left out. Arms take turns, a whole generation each, and the time of a step is told by context.
+First a tiny model's generation must give the PyTorch path's tokens; without a GPU that alone runs,
+a few steps long, under Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 import argparse

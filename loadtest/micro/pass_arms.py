@@ -16,6 +16,7 @@ from loadtest.micro.pass_peer import PEER_KERNELS, TransformersPass
 from loadtest.micro.vllm_peer import VLLM, VllmPeer
 from loadtest.spread import paired_ratios, spread
 from prefill_service.engine.inspect import CapturedPrefill, capture_prefill
+from shared.errors import UnavailableError
 from shared.model.attention import PrefillAttention
 from shared.model.transformer import Transformer
 from shared.types.methods import PruningParams
@@ -127,11 +128,23 @@ class Timed:
 def take_turns(
     arms: dict[str, Arm], ids: list[int], *, repeats: int, device: torch.device
 ) -> dict[str, Timed]:
-    """Every arm once to warm up, then all arms once a repeat."""
-    timed = {name: Timed() for name in arms}
+    """Every arm once to warm up, then all arms once a repeat; not those whose process ended.
+
+    Who begins changes from repeat to repeat: a device at its power limit is slower right after one
+    arm than after another, or after a pause.
+    """
+    names = list(arms)
+    timed = {name: Timed() for name in names}
     for repeat in range(repeats + 1):
-        for name, arm in arms.items():
-            _run(arm, ids, timed[name], counted=repeat > 0, device=device)
+        begins = repeat % len(names)
+        for name in (*names[begins:], *names[:begins]):
+            if name not in timed:
+                continue
+            try:
+                _run(arms[name], ids, timed[name], counted=repeat > 0, device=device)
+            except UnavailableError:
+                # The peer tells why; what others took still says something.
+                del timed[name]
     return timed
 
 

@@ -88,7 +88,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         "--cases", type=int, default=defaults.cases, help="small models that are compared first"
     )
     parser.add_argument(
-        "--parts", action="store_true", help="also record kernels of full and the lowest keep rate"
+        "--parts", action="store_true", help="also record kernels of full and two keep rates"
     )
 
 

@@ -26,7 +26,7 @@ from loadtest.micro.prefill_pass import bench_pass
 from loadtest.micro.step_peer import step_settings
 from loadtest.micro.step_shapes import CASES, StepCase
 from loadtest.micro.vllm_peer import VLLM, VllmPeer, VllmSettings, why_no_vllm
-from shared.errors import ConfigError, UnavailableError
+from shared.errors import ConfigError
 from shared.model.shapes import MODEL_SHAPES, shape_named
 
 
@@ -53,7 +53,6 @@ def run_both(
     Raises:
         ConfigError: no GPU, no such shape, or no case of that name and shape.
         InternalError: a result is wrong on this device.
-        UnavailableError: vLLM ended while it was timed.
     """
     if device.type != "cuda":
         raise ConfigError("peers are timed on a GPU alone: run the benches by themselves here")
@@ -130,9 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except ConfigError as error:
         parser.error(str(error))
-    except UnavailableError as error:
-        sys.exit(str(error))
     print(json.dumps(result, indent=None if given.json else 1))
+    cases = result.get("decode", {"cases": {}})["cases"].values()
+    lost = "failed" in result["prefill"]["peers"][VLLM]
+    if lost or any("failed" in case or "failed" in case[VLLM] for case in cases):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

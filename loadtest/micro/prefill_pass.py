@@ -81,7 +81,6 @@ def bench_pass(
     Raises:
         ConfigError: the CPU without Triton's interpreter, or no such shape.
         InternalError: a result is wrong on this device.
-        UnavailableError: vLLM ended while it was timed.
     """
     require_kernels(device)
     unknown = [name for name in plan.peer if name not in KNOWN_PEERS]
@@ -140,9 +139,10 @@ def _timed(
     vllm: VllmPeer | None = None,
 ) -> dict[str, Any]:
     config = MODEL_SHAPES[plan.shape]
-    vllm, reason = _started(vllm, progress=progress)  # its start would disturb a probe
+    started = _started(vllm, progress=progress)  # its start would disturb a probe
     progress(f"drawing {plan.shape}")
     model = random_on_device(config, device=device, dtype=torch.bfloat16, spread=plan.weights)
+    torch.cuda.empty_cache()  # of matrices that were fused: as much again as the weights
     choice = probe_attention(device, requested=TRITON, shape=HeadShape.of(config, model.dtype))
     params = load_profile(config=config).pruning
     progress(f"attention: {choice.backend.name}")
@@ -165,9 +165,7 @@ def _timed(
         "weights_bytes": torch.cuda.memory_allocated(device),
         "tokens": {},
     }
-    peers, found["peers"] = _peers(plan, arms, vllm=vllm, progress=progress)
-    if reason is not None:
-        found["peers"][VLLM] = {"used": False, "failed": reason}
+    peers, found["peers"] = _peers(plan, arms, vllm=started, progress=progress)
     arms |= peers
     for tokens, repeats in plan.schedule:
         left_out = {claa(rate) for rate in plan.keep if rate not in plan.long_keep}
@@ -180,20 +178,21 @@ def _timed(
         found["tokens"][str(tokens)] = at
         progress(json.dumps({"tokens": tokens, **_brief(at)}))
         torch.cuda.empty_cache()
+    if vllm is not None and vllm.ended is not None:
+        found["peers"][VLLM] |= {"failed": vllm.ended}
+        found["peers"][VLLM].pop("reason", None)
     return found
 
 
-def _started(
-    vllm: VllmPeer | None, *, progress: Callable[[str], None]
-) -> tuple[VllmPeer | None, str | None]:
-    """Waits for vLLM; where it ended instead: none, and why. The rest still says something."""
+def _started(vllm: VllmPeer | None, *, progress: Callable[[str], None]) -> VllmPeer | None:
+    """Waits for vLLM; none where it ended instead. The rest still says something."""
     try:
         if vllm is not None:
             progress(f"vllm runs: {json.dumps(vllm.facts)}")
     except UnavailableError as error:
         progress(str(error))
-        return None, str(error)
-    return vllm, None
+        return None
+    return vllm
 
 
 def _peers(
@@ -217,17 +216,22 @@ def _peers(
         progress(f"difference from transformers: {difference}")
     if vllm is None:
         return arms, {"transformers": transformers, VLLM: vllm_report(None)}
-    choice = choose_chunks(vllm, plan.tokens, chunk_tokens=plan.vllm_chunk)
+    try:
+        choice = choose_chunks(vllm, plan.tokens, chunk_tokens=plan.vllm_chunk)
+        report = vllm_report(vllm, choice)
+    except UnavailableError as error:
+        progress(str(error))
+        return arms, {"transformers": transformers, VLLM: vllm_report(None)}
     arm = VllmPass(peer=vllm, chunk_tokens=choice.chunk_tokens)
-    report = vllm_report(vllm, choice)
     brief = {key: report[key] for key in report if key.startswith("first_token")}
     progress(f"vllm alone: {json.dumps(brief)}")
     return arms | {VLLM: arm}, {"transformers": transformers, VLLM: report}
 
 
 def _parts(arms: dict[str, Arm], ids: list[int]) -> dict[str, Any]:
-    """Kernels of full and of the lowest keep rate; see `time_pass_parts`."""
-    ours = [name for name in arms if name == FULL or name.startswith("claa")][:2]
+    """Kernels of full, and of the first and the last keep rate; see `time_pass_parts`."""
+    rates = [name for name in arms if name.startswith("claa")]
+    ours = dict.fromkeys((FULL, *rates[:1], *rates[-1:]))
     return {name: time_pass_parts(partial(arms[name], ids)) for name in ours}
 
 
@@ -308,8 +312,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except ConfigError as error:
         parser.error(str(error))
-    except UnavailableError as error:
-        sys.exit(str(error))
     if given.json:
         print(json.dumps(result))
     else:

@@ -27,6 +27,8 @@ _GRAPH_SIZES = (1, 16)
 """Batches whose steps are CUDA graphs beside the timed one; 16 is also the shortest prompt here."""
 
 _ENVIRONMENT = {
+    # A forked engine inherits the locks of the child's threads as they happen to be, and may hang.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
@@ -35,9 +37,9 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
-"""Keeps it on this machine; what is set already stays."""
+"""Lets it start, and keeps it on this machine; what is set already stays."""
 
-_START_SECONDS = 240.0
+_START_SECONDS = 120.0
 _ANSWER_SECONDS = 120.0
 _END_SECONDS = 5.0
 """Long enough for the killed to go; what nobody reaps holds no memory."""
@@ -115,6 +117,7 @@ class VllmPeer:
             start_new_session=True,  # it has children of its own, which end with it
         )
         self._facts: dict[str, Any] | None = None
+        self._ended: str | None = None
         self._send(settings.to_json())
 
     @property
@@ -122,11 +125,16 @@ class VllmPeer:
         """Versions and settings as it tells them, once it has started.
 
         Raises:
-            UnavailableError: it ended instead.
+            UnavailableError: it ended instead, or took too long and was ended.
         """
         if self._facts is None:
             self._facts = self._receive(within_s=_START_SECONDS)
         return self._facts
+
+    @property
+    def ended(self) -> str | None:
+        """Why it was ended before its time; None: it was not."""
+        return self._ended
 
     def first_token(self, tokens: int, *, chunk_tokens: int) -> dict[str, Any]:
         """Time to first token of a fresh prompt; see `TimedEngine.first_token`.
@@ -159,7 +167,7 @@ class VllmPeer:
         self._log.close()
 
     def _ask(self, what: dict[str, Any]) -> dict[str, Any]:
-        assert self.facts, "it has started"
+        _ = self.facts  # it has started
         self._send(what)
         found = self._receive(within_s=_ANSWER_SECONDS)
         if "failed" in found:
@@ -168,13 +176,24 @@ class VllmPeer:
 
     def _send(self, what: dict[str, Any]) -> None:
         assert self._process.stdin is not None, "a pipe was asked for"
-        try:
+        if self._ended is not None:
+            return
+        with suppress(BrokenPipeError):  # why it is gone is told when its answer is read
             self._process.stdin.write(json.dumps(what) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._gone() from None
 
     def _receive(self, *, within_s: float) -> dict[str, Any]:
+        if self._ended is not None:
+            raise UnavailableError(self._ended)
+        try:
+            return self._next_answer(within_s=within_s)
+        except UnavailableError as error:
+            # A late answer would be taken for that to another question.
+            self._ended = error.message
+            self.close()
+            raise
+
+    def _next_answer(self, *, within_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None, "a pipe was asked for"
         # One answer to each question, so nothing is left in a buffer that `select` cannot see.
         if not select.select([self._process.stdout], [], [], within_s)[0]:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
@@ -175,26 +176,39 @@ class Delivery:
         Raises:
             TandemError: bytes did not arrive, the worker refused them, or it went away.
         """
-        grant = self._granted()
         assert self._sealing is not None, "pushed before"
-        commit = asyncio.ensure_future(
-            self._links.peer.commit(
-                self.target, manifest=manifest, grant=grant, prompt_token_ids=prompt_token_ids
-            )
+        commit = partial(
+            self._links.peer.commit,
+            self.target,
+            manifest=manifest,
+            grant=self._granted(),
+            prompt_token_ids=prompt_token_ids,
         )
-        try:
-            with self._blaming_transport():
-                stats = await self._sealing
-            self._links.pairs.delivered(
-                address=self.target.address, grant=grant, transport=self.transport
-            )
-            self.machine.advance(HandoffState.SEALED)
-            self.machine.advance(HandoffState.COMMITTED)
-            await commit
-        finally:
-            commit.cancel()
-            await asyncio.gather(commit, return_exceptions=True)
+        if self._sealing.done():
+            # No task of its own, which would wait for its turn on the loop.
+            stats = await self._sealed()
+            await commit()
+        else:
+            committing = asyncio.ensure_future(commit())
+            try:
+                stats = await self._sealed()
+                await committing
+            finally:
+                committing.cancel()
+                await asyncio.gather(committing, return_exceptions=True)
         self.machine.advance(HandoffState.ADOPTED)
+        return stats
+
+    async def _sealed(self) -> TransferStats:
+        """Waits until every byte is there."""
+        assert self._sealing is not None, "pushed before"
+        with self._blaming_transport():
+            stats = await self._sealing
+        self._links.pairs.delivered(
+            address=self.target.address, grant=self._granted(), transport=self.transport
+        )
+        self.machine.advance(HandoffState.SEALED)
+        self.machine.advance(HandoffState.COMMITTED)
         return stats
 
     async def abort(self, reason: str) -> None:

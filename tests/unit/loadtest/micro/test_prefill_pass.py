@@ -145,6 +145,14 @@ def test_arms_take_turns_and_tell_what_they_kept():
     assert json.loads(json.dumps(found)) == found
 
 
+def test_who_begins_changes():
+    order: list[str] = []
+    arms: dict[str, Any] = {name: lambda _, name=name: order.append(name) for name in "abc"}
+    timed = take_turns(arms, [3], repeats=3, device=CPU)
+    assert "".join(order) == "abc" + "bca" + "cab" + "abc"
+    assert [len(each.seconds) for each in timed.values()] == [3, 3, 3]
+
+
 def test_bounds_say_what_was_met():
     timed = {
         "transformers (cudnn)": Timed(seconds=[1.0, 1.0]),

@@ -80,6 +80,7 @@ class Engine:
 
 class LLM:
     def __init__(self, *, model, **given):
+        assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
         if os.environ.get("STAND_IN_FAILS"):
             raise RuntimeError("no memory for this")
         json.loads((Path(model) / "config.json").read_text())
@@ -157,6 +158,7 @@ def test_a_start_that_fails_says_what_was_printed_last(monkeypatch: pytest.Monke
     peer = VllmPeer(SETTINGS)
     with pytest.raises(UnavailableError, match=r"(?s)vLLM's process ended with 1.*no memory for"):
         assert peer.facts
+    assert peer.ended is not None
     peer.close()
 
 
@@ -203,7 +205,24 @@ def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytest.Monk
     peer = VllmPeer(SETTINGS, command=[sys.executable, "-c", busy])
     with pytest.raises(UnavailableError, match=r"did not answer within 0\.5 s"):
         assert peer.facts
+    assert peer._process.poll() is not None, "what hangs is ended, and not waited for again"
+    with pytest.raises(UnavailableError, match=r"did not answer within 0\.5 s"):
+        peer.first_token(10, chunk_tokens=0)
     peer.close()
+
+
+def test_an_arm_whose_process_ended_is_left_out():
+    def gone(ids: list[int]) -> OwnClock:
+        if len(calls := [*calls_of_gone, ids]) > 2:
+            raise UnavailableError("vLLM's process ended with 1")
+        calls_of_gone.append(calls[-1])
+        return OwnClock(seconds=1.0)
+
+    calls_of_gone: list[list[int]] = []
+    arms: dict[str, Any] = {FULL: lambda ids: ids, "vllm": gone}
+    timed = take_turns(arms, [3] * 5, repeats=3, device=torch.device("cpu"))
+    assert len(timed[FULL].seconds) == 3
+    assert set(summary(timed)) == {"arms", "ratio_to_full"}
 
 
 def test_without_vllm_nothing_is_started():

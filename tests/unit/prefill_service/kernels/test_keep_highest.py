@@ -55,6 +55,7 @@ def test_protected_positions(data: st.DataObject):
 @pytest.mark.parametrize("candidates", [31, 32, 33, 100])
 def test_scores_over_several_blocks(monkeypatch: pytest.MonkeyPatch, candidates: int):
     monkeypatch.setattr(module, "_MOST_BLOCK", 16)
+    monkeypatch.setattr(module, "_STRETCH", 32)
     generator = torch.Generator().manual_seed(candidates)
     scores = (torch.randn((2, candidates), generator=generator) * 3).round()
     for kept in (1 + 20, candidates // 2 + 20, candidates + 19):
