@@ -37,8 +37,6 @@ class ReplayOutcome(StrEnum):
     """Not tried: the request does not allow it."""
     SEVERAL_ANSWERS = "several_answers"
     """Not tried: the request has several answers, which would each need a prompt of its own."""
-    USED_UP = "used_up"
-    """Not tried: it had gone on at another pair before."""
     NO_BUDGET = "no_budget"
     """Not tried: too many of the recent requests were tried again."""
 
@@ -67,18 +65,17 @@ class Replays:
         """
         if not isinstance(error, UnavailableError):
             return False
+        if state.replays >= MAX_REPLAYS:  # `watched` counts how it ended
+            self._tell(state, "used up")
+            return False
         refusal = self._refusal(state)
-        if refusal is not None and state.replays == 0:  # otherwise `watched` counts how it ended
+        if refusal is not None:
             self._count(refusal)
-        _log.warning(
-            "decode worker lost in mid-stream",
-            handoff_id=state.handoff_id,
-            shown_tokens=[len(tokens) for tokens in state.shown],
-            replay="begins" if refusal is None else refusal.value,
-        )
-        if refusal is None:
-            state.begin_replay()
-        return refusal is None
+            self._tell(state, refusal.value)
+            return False
+        self._tell(state, "begins")
+        state.begin_replay()
+        return True
 
     @contextmanager
     def watched(self, state: RunState) -> Iterator[None]:
@@ -106,12 +103,19 @@ class Replays:
             (not self._allowed, ReplayOutcome.OPERATOR_FORBIDS),
             (not state.job.options.replay, ReplayOutcome.NOT_ASKED),
             (state.job.branches > 1, ReplayOutcome.SEVERAL_ANSWERS),
-            (state.replays >= MAX_REPLAYS, ReplayOutcome.USED_UP),
         )
         for refused, why in checks:
             if refused:
                 return why
         return None if self._budget.take() else ReplayOutcome.NO_BUDGET
+
+    def _tell(self, state: RunState, replay: str) -> None:
+        _log.warning(
+            "decode worker lost in mid-stream",
+            handoff_id=state.handoff_id,
+            shown_tokens=[len(tokens) for tokens in state.shown],
+            replay=replay,
+        )
 
     def _count(self, outcome: ReplayOutcome) -> None:
         self._outcomes[outcome] += 1

@@ -58,7 +58,8 @@ def size_cache(
     if min(front, rest) < 1:
         raise ConfigError(
             f"kv_bytes {kv_bytes} holds no page: one takes {geometry.page_bytes} bytes in each of "
-            f"{geometry.num_layers} layers; raise it"
+            f"{geometry.num_layers} layers, and pruned layers get {rest_share:g} of the others'; "
+            "raise kv_bytes or rest_share"
         )
     return CacheSize(
         whole_layers=whole_layers,

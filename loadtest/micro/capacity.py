@@ -14,7 +14,6 @@ shared out for such prompts. Without a GPU a tiny model and a few pages show tha
 import argparse
 import gc
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -22,11 +21,12 @@ from typing import Any
 import torch
 
 from decode_service.engine.sizing import size_cache
+from loadtest.micro.bounds import at_least, print_bounds
 from loadtest.micro.capacity_fill import CapacityPlan, Requests, fill_worker
-from loadtest.micro.gpu_facts import gpu_facts, require_kernels
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_shapes import TINY
-from shared.errors import ConfigError
+from shared.errors import ConfigError, InvalidRequestError
 from shared.kv.geometry import pages_for
 from shared.model.config import ModelConfig
 from shared.model.profile import load_profile
@@ -72,6 +72,7 @@ def bench_capacity(
 
     Raises:
         ConfigError: the CPU without Triton's interpreter, no such shape, or sizes beyond it.
+        InvalidRequestError: not even one request fits the device.
         InternalError: a worker was not full of pages, or its rows could not be stepped.
     """
     require_kernels(device)
@@ -159,8 +160,7 @@ def _bounds(
 ) -> dict[str, dict[str, Any]]:
     if device.type != "cuda" or (shape, plan) != (SHAPE, CapacityPlan()):
         return {}
-    met = ratio >= _BOUND
-    return {"requests, pruned over unpruned": {"value": ratio, "at_least": _BOUND, "met": met}}
+    return {"requests, pruned over unpruned": at_least(ratio, _BOUND)}
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -170,9 +170,7 @@ def _print(result: dict[str, Any]) -> None:
             f"{worker['held_bytes'] / 2**30:.2f} of {worker['pool_bytes'] / 2**30:.2f} GiB held, "
             f"{result['ratios'][name]:.2f} of the unpruned, rest_share {worker['rest_share']:.3f}"
         )
-    for name, bound in result["bounds"].items():
-        verdict = "met" if bound["met"] else "MISSED"
-        print(f"{name}: {bound['value']:.3f}, at least {bound['at_least']}: {verdict}")
+    print_bounds(result["bounds"])
     print(f"{result['device']}, torch {result['torch']}, triton {result['triton']}")
 
 
@@ -203,9 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 **{name: value for name, value in asked.items() if value is not None},
             ),
             shape=given.shape,
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
+            progress=told_with_time(),
         )
-    except ConfigError as error:
+    except (ConfigError, InvalidRequestError) as error:
         parser.error(str(error))
     if given.json:
         print(json.dumps(result))

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from loadtest.micro.bounds import print_bounds
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_cases import add_case_flags, named_cases
@@ -65,7 +66,7 @@ def bench_steps(  # noqa: PLR0913  what is timed, where, how often, and beside w
         bounds; or `failed`: what was wrong), and where it was taken.
 
     Raises:
-        ConfigError: the CPU without Triton's interpreter, or no case of that name.
+        ConfigError: the CPU without Triton's interpreter, no case of that name, or no repeat.
         InternalError: the tiny model's steps by kernels are wrong on this device.
     """
     on_gpu = device.type == "cuda"
@@ -73,6 +74,8 @@ def bench_steps(  # noqa: PLR0913  what is timed, where, how often, and beside w
     chosen = {name: case for name, case in cases.items() if only in name}
     if not chosen:
         raise ConfigError(f"no case has {only!r} in its name; run without --only to see them all")
+    if repeats < 1:
+        raise ConfigError(f"{repeats} repeats: at least one turn of each arm is timed")
     if peer not in {"", VLLM}:
         raise ConfigError(f"no peer {peer!r}: vllm, or empty for none")
     timed = chosen if on_gpu else {}
@@ -89,14 +92,25 @@ def bench_steps(  # noqa: PLR0913  what is timed, where, how often, and beside w
         found: dict[str, Any] = {}
         for name, case in timed.items():
             ours = partial(time_case, case, device=device, repeats=repeats, progress=progress)
-            try:
-                found[name] = beside.beside(name, ours)
-            except (InternalError, torch.OutOfMemoryError) as error:
-                # The other cases still say something; the exit code tells of this one.
-                found[name] = {"failed": str(error)}
-                progress(f"{name}: {error}")
+            found[name] = case_beside(beside, name, ours, progress=progress)
     facts = gpu_facts("loadtest.micro.decode_step", device)
     return {"benchmark": "decode_step", "tiny": tiny, "cases": found, **facts}
+
+
+def case_beside(
+    peer: StepPeer,
+    name: str,
+    ours: Callable[[], dict[str, Any]],
+    *,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """`StepPeer.beside`; where ours fail, that and what is known of the peer."""
+    try:
+        return peer.beside(name, ours)
+    except (InternalError, torch.OutOfMemoryError) as error:
+        # The other cases still say something; the exit code tells of this one.
+        progress(f"{name}: {error}")
+        return {"failed": str(error), **peer.seen(name)}
 
 
 def _check_types(device: torch.device, *, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -189,9 +203,7 @@ def _print(result: dict[str, Any]) -> None:
         print(f"  device: {_in_words(case['device_ms'])}")
         if case[VLLM]["used"]:
             print(f"  vllm: {case[VLLM]['step_ms']['median']:.3f} ms ({case[VLLM]['order']})")
-        for bound, asked in case["bounds"].items():
-            verdict = "met" if asked["met"] else "MISSED"
-            print(f"  {bound}: {asked['value']:.3f}, at least {asked['at_least']}: {verdict}")
+        print_bounds(case["bounds"], indent="  ")
         for arm, reads in case["arms"].items():
             parts = reads["parts_ms"]
             text = ", ".join(
@@ -205,7 +217,9 @@ def _print(result: dict[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.micro.decode_step", description=__doc__
+        prog="python -m loadtest.micro.decode_step",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", default="", help="part of the names of the cases to time")

@@ -14,18 +14,18 @@ a few steps long, under Triton's interpreter (TRITON_INTERPRET=1).
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from loadtest.micro.bounds import print_bounds
 from loadtest.micro.generation_merge import merge_files, summary
 from loadtest.micro.generation_parity import check_generation
 from loadtest.micro.generation_rows import GenerationPlan, generation_of
 from loadtest.micro.generation_times import time_generations
-from loadtest.micro.gpu_facts import gpu_facts, require_kernels
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_shapes import TINY
 from shared.errors import ConfigError
@@ -116,9 +116,7 @@ def _print(result: dict[str, Any]) -> None:
         print(f"{arm}: {told}")
         course = list(zip(contexts, runs[0]["step_ms"], strict=True))[every - 1 :: every]
         print("  " + ", ".join(f"{ms:.2f} ms at {tokens}" for tokens, ms in course))
-    for name, bound in result.get("bounds", {}).items():
-        verdict = "met" if bound["met"] else "MISSED"
-        print(f"{name}: {bound['value']:.3f}, at least {bound['at_least']}: {verdict}")
+    print_bounds(result.get("bounds", {}))
     print(f"{result['device']}, torch {result['torch']}, triton {result['triton']}")
 
 
@@ -162,7 +160,7 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
             given.shape, batch=given.batch, prompt_tokens=given.prompt, context=given.to
         ),
         generations=given.generations,
-        progress=lambda text: print(text, file=sys.stderr, flush=True),
+        progress=told_with_time(),
     )
 
 

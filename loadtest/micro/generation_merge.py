@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loadtest.micro.bounds import at_least
 from loadtest.micro.generation_rows import DELTA, DENSE
 from loadtest.spread import paired_ratios, spread
 from shared.errors import ConfigError
@@ -44,12 +45,7 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
     ratio = paired_ratios(seconds[DENSE], seconds[DELTA])
     bounds = {}
     if all(result[key] == value for key, value in _OF_THE_BOUND.items()):
-        met = ratio["median"] >= _BOUND
-        bounds["generation, dense over delta"] = {
-            "value": ratio["median"],
-            "at_least": _BOUND,
-            "met": met,
-        }
+        bounds["generation, dense over delta"] = at_least(ratio["median"], _BOUND)
     return {
         "seconds": {arm: spread(some) for arm, some in seconds.items()},
         "tokens_per_s": {

@@ -6,6 +6,7 @@ from typing import Any
 
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.batched.runner import BatchRunner
+from decode_service.engine.batched.step_shape import FEWEST_TOKENS
 from decode_service.engine.runner import DecodeRunner
 from decode_service.engine.sequence import Sequence
 from loadtest.micro.generation_rows import DELTA, GenerationPlan, GenerationRows
@@ -14,9 +15,6 @@ from shared.model.transformer import Transformer
 
 _TOLD_EVERY = 2048
 """Steps between two lines of progress."""
-
-_SMALLEST_GRAPH = 4096
-"""Tokens; from here on the graphs of steps double."""
 
 
 def time_generations(
@@ -77,7 +75,7 @@ def _warm_up(runner: BatchRunner, held: GenerationRows) -> float:
     """One step of every graph that a generation replays, as a worker captures them beforehand."""
     started, plan = time.perf_counter(), held.plan
     contexts = {plan.prompt_tokens, max(plan.budget_tokens, plan.prompt_tokens)}
-    tokens = _SMALLEST_GRAPH
+    tokens = FEWEST_TOKENS  # from here on the graphs double
     while tokens < plan.context:
         contexts.add(max(tokens, plan.prompt_tokens))
         tokens *= 2

@@ -58,8 +58,8 @@ def step_by_context(found: MeasuredPoints) -> Figure | None:
         panel.set_ylabel("step (ms)")
         longest = [
             point.high
-            for arms in (courses, steps)
-            for each in arms.values()
+            for by_arm in (courses, steps)
+            for each in by_arm.values()
             for point in each.values()
         ]
         panel.set_ylim(0, _HEADROOM * max(longest))

@@ -87,7 +87,7 @@ def _take(result: dict[str, Any], found: MeasuredPoints, *, path: Path) -> None:
         )
     try:
         count = reader(result, found)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{path} is not as {result['benchmark']} writes it ({error!r}): it is damaged, or of "
             "another version"

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from loadtest.micro.bounds import at_least
 from loadtest.micro.vllm_peer import VLLM
 
 _BOUNDS: dict[str, tuple[tuple[str, str, float], ...]] = {
@@ -38,10 +39,5 @@ def step_bounds(name: str, case: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for slow, fast, least in _BOUNDS.get(name, ()):
         if slow in steps and fast in steps:
-            value = steps[slow] / steps[fast]
-            found[f"{slow} over {fast}"] = {
-                "value": value,
-                "at_least": least,
-                "met": value >= least,
-            }
+            found[f"{slow} over {fast}"] = at_least(steps[slow] / steps[fast], least)
     return found

@@ -54,22 +54,29 @@ def case_of(
     )
 
 
-def named_cases(shapes: str, *, batch: int = _BATCH, contexts: str = "") -> Mapping[str, StepCase]:
+def named_cases(
+    shapes: str, *, batch: int | None = None, contexts: str = ""
+) -> Mapping[str, StepCase]:
     """Cases by name: those of the documents without `shapes`, else one a shape and context.
 
     Args:
         shapes: names of models' shapes, separated by commas; may be empty.
-        batch: rows.
+        batch: rows; None: what `case_of` takes.
         contexts: original tokens of a row, separated by commas; empty: what `case_of` takes.
 
     Raises:
-        ConfigError: no such list, or see `case_of`.
+        ConfigError: no such list, sizes without a shape, or see `case_of`.
     """
+    names = [name for each in shapes.split(",") if (name := each.strip())]
+    if not names and (shapes or contexts or batch is not None):
+        raise ConfigError(
+            "--batch and --context are sizes of a case with --shape: name a shape, or leave them "
+            "out for the cases of the documents, which have their own"
+        )
     tokens = [_whole(part) for part in contexts.split(",")] if contexts else [None]
     cases = [
-        (name, case_of(name, batch=batch, context=context))
-        for name in map(str.strip, shapes.split(","))
-        if name
+        (name, case_of(name, batch=_BATCH if batch is None else batch, context=context))
+        for name in names
         for context in tokens
     ]
     return {f"{name} {case.batch} x {case.context}": case for name, case in cases} or CASES
@@ -80,7 +87,7 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", default="", help=f"cases of these shapes instead: {', '.join(MODEL_SHAPES)}"
     )
-    parser.add_argument("--batch", type=int, default=_BATCH, help="rows, with --shape")
+    parser.add_argument("--batch", type=int, help=f"rows, with --shape; {_BATCH}")
     parser.add_argument(
         "--context", default="", help="tokens of a row, a list, with --shape; 16384 or fewer"
     )

@@ -29,6 +29,10 @@ _STEP_TOKENS = 32_768
 _ROOM_BYTES = 8 << 30
 """Of activations, graphs and the driver, in both processes together."""
 
+_BY_TURNS = "vllm, ours, vllm, both in memory"
+_ONE_AFTER_THE_OTHER = "vllm first, ended, then ours: both do not fit the device's memory"
+_OURS_FAILED = "vllm, then ours, which failed"
+
 
 def step_settings(cases: Mapping[str, StepCase]) -> VllmSettings:
     """An engine for all of some cases of one model."""
@@ -105,8 +109,13 @@ class StepPeer:
         found = ours()
         if together:
             self._look(name)
-        found[VLLM] = self._told(name, together=together) | facts
+        order = _BY_TURNS if together else _ONE_AFTER_THE_OTHER
+        found[VLLM] = self._told(name, order=order) | facts
         return found | {"bounds": step_bounds(name, found)}
+
+    def seen(self, name: str) -> dict[str, Any]:
+        """What is known of vLLM at a case that ours failed at; nothing where it was not timed."""
+        return {VLLM: self._told(name, order=_OURS_FAILED)} if name in self._looks else {}
 
     def close(self) -> None:
         """Ends the engine."""
@@ -151,16 +160,11 @@ class StepPeer:
         self._looks.setdefault(name, []).append(look)
         self._progress(f"vllm, {name}: {json.dumps(look)}")
 
-    def _told(self, name: str, *, together: bool) -> dict[str, Any]:
+    def _told(self, name: str, *, order: str) -> dict[str, Any]:
         failed = {"failed": self._failed[name]} if name in self._failed else {}
         if name not in self._looks:
             return {"used": False, **failed}
         looks = self._looks[name]
-        order = (
-            "vllm, ours, vllm, both in memory"
-            if together
-            else "vllm first, ended, then ours: both do not fit the device's memory"
-        )
         medians = [look["step_ms"]["median"] for look in looks]
         return {"used": True, "order": order, "step_ms": spread(medians), "looks": looks, **failed}
 

@@ -136,7 +136,7 @@ LABEL_VALUES = {
         *("arrived", "no_room", "not_known"),  # of canaries
         *("canary_failed", "canary_damaged", "canary_too_slow"),
         *("completed", "failed", "client_left", "operator_forbids", "not_asked"),  # of replays
-        *("several_answers", "used_up", "no_budget"),
+        *("several_answers", "no_budget"),
     },
     "slo": {"ttft", "tpot", "goodput"},
     "over": {"mean", "least"},

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decode_service.kernels.split_plan import SplitPlan, plan_splits
 from shared.kv.geometry import PAGE_SIZE, pages_for
 
-_FEWEST_TOKENS = 4096
+FEWEST_TOKENS = 4096
 """Contexts up to here share their graphs."""
 
 
@@ -43,7 +43,7 @@ def shape_for(*, rows: int, tokens: int, choice: int, max_rows: int, max_tokens:
     """
     assert rows <= max_rows, "the scheduler keeps to its batch"
     assert tokens <= max_tokens, "a row ends at the longest context"
-    wide = min(max(_power_of_two(tokens), _FEWEST_TOKENS), pages_for(max_tokens) * PAGE_SIZE)
+    wide = min(max(_power_of_two(tokens), FEWEST_TOKENS), pages_for(max_tokens) * PAGE_SIZE)
     return StepShape(
         rows=min(_power_of_two(rows), max_rows),
         tokens=wide,

@@ -76,6 +76,16 @@ def test_a_request_that_never_fits_is_an_error(model):
         fill_worker(model, Requests(size=CapacityPlan().whole, sparsity=None), size)
 
 
+@on_cpu
+def test_a_device_without_room_for_one_request_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(capacity, "_TINY_REQUESTS", 0.5)
+    with pytest.raises(SystemExit):
+        capacity.main(["--device", "cpu"])
+    assert "KV pages" in capsys.readouterr().err
+
+
 def test_a_room_grants_until_pages_are_gone_and_takes_them_back(model):
     size = size_cache(model.geometry(), PRUNING, kv_bytes=1, pages_front=12, pages_rest=5)
     room = WorkerRoom(model, size, max_model_len=64)

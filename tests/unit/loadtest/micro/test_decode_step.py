@@ -42,6 +42,8 @@ def test_without_a_gpu_it_compares_and_gives_no_time():
 def test_what_cannot_run_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="no case has 'gpt'"):
         decode_step.bench_steps(device=DEVICE, only="gpt", repeats=1, progress=print)
+    with pytest.raises(ConfigError, match="0 repeats"):
+        decode_step.bench_steps(device=DEVICE, only="", repeats=0, progress=print)
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
         decode_step.bench_steps(device=DEVICE, only="", repeats=1, progress=print)
@@ -112,6 +114,11 @@ def test_cases_of_shapes_have_names_that_say_their_size():
         "r1-qwen-7b 8 x 16384",
     ]
     assert [case.context for case in named_cases("r1-qwen-1.5b", contexts="4,9").values()] == [4, 9]
+    for sizes in ({"batch": 8}, {"contexts": "4096"}):
+        with pytest.raises(ConfigError, match="name a shape"):
+            named_cases("", **sizes)
+    with pytest.raises(ConfigError, match="name a shape"):
+        named_cases(" , ")
     with pytest.raises(ConfigError, match="'4k' is no context"):
         named_cases("r1-qwen-1.5b", contexts="4k")
     with pytest.raises(ConfigError, match="no model shape 'gpt-2'"):

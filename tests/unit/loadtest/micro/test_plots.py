@@ -166,6 +166,10 @@ def test_what_there_is_nothing_of_is_not_drawn(tmp_path: Path):
         ({"benchmark": "capacity"}, "is no result of prefill_pass, decode_step, generation"),
         ([], "holds no object"),
         ({"benchmark": "decode_step"}, "is not as decode_step writes it"),
+        (
+            GENERATION | {"contexts": [144]},
+            "is not as generation writes it",
+        ),
         ({"benchmark": "decode_step", "cases": {}}, "was taken without a GPU"),
         (PREFILL | {"tokens": {}}, "was taken without a GPU"),
     ],

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from loadtest.micro import step_peer
+from loadtest.micro.decode_step import case_beside
 from loadtest.micro.step_bounds import step_bounds
 from loadtest.micro.step_peer import StepPeer, fit_together, step_settings
 from loadtest.micro.step_shapes import CASES, TINY, StepCase
 from loadtest.micro.step_times import mean_growth
 from loadtest.micro.vllm_peer import VllmSettings
-from shared.errors import UnavailableError
+from shared.errors import InternalError, UnavailableError
 
 H200 = 150_109_880_320
 DEVICE = torch.device("cuda")
@@ -147,6 +148,23 @@ def test_an_engine_that_fails_costs_only_its_figures(
     (last,) = (peer_of(cases).beside(name, ours(life)) for name in cases)
     assert last["vllm"]["step_ms"]["median"] == 5.0
     assert last["vllm"]["failed"] == "vLLM's process ended with 1"
+
+
+def test_a_case_of_ours_that_fails_keeps_what_the_engine_was_timed_at(life: list[str]):
+    def wrong() -> dict[str, Any]:
+        raise InternalError("dense: logits are off")
+
+    cases = chosen("1 x 32768")
+    (name,) = cases
+    lines: list[str] = []
+    found = case_beside(peer_of(cases), name, wrong, progress=lines.append)
+    assert lines == [f"{name}: dense: logits are off"]
+    assert found["failed"] == "dense: logits are off"
+    assert found["vllm"]["step_ms"]["median"] == 5.0
+    assert found["vllm"]["order"] == "vllm, then ours, which failed"
+    assert life == ["start", "look 1 x 32768"]
+    found = case_beside(peer_of(cases, wanted=False), name, wrong, progress=lines.append)
+    assert found == {"failed": "dense: logits are off"}
 
 
 def test_left_out_it_says_so(life: list[str], monkeypatch: pytest.MonkeyPatch):
