@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.pair.plan import PairPlan
+from shared.kv.geometry import KvGeometry
 from shared.model.config import ModelConfig
 
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 _MARGIN_TOKENS = 256
 """Positions beyond the longest prompt and answer: rows end on whole pages."""
 _UNDER_WAY = 3
@@ -51,10 +51,18 @@ def pair_tables(
         dtype: of weights and KV.
         transports: best first.
         profile: of both workers; empty: the one that belongs to the model.
+
+    Raises:
+        ConfigError: there is no KV cache of that dtype.
     """
     tokens = min(sizes.longest + _MARGIN_TOKENS, model.max_position)
-    token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _ELEMENT_BYTES[dtype]
-    prompt_bytes = tokens * token_bytes
+    geometry = KvGeometry(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+    )
+    prompt_bytes = model.num_layers * geometry.kv_bytes(tokens)
     on_the_way = min(sizes.at_once, _UNDER_WAY) * prompt_bytes
     both = {"dtype": dtype, "max_model_len": tokens, "transports": list(transports)}
     if profile:

@@ -175,7 +175,9 @@ class Parts:
         executor = self.compute.checksums
         if buffer is None:
             return HostSlabs(geometry, executor=executor)
-        return DeviceSlabs(buffer, geometry=geometry, executor=executor, make_room=held.make_room)
+        slabs = DeviceSlabs(buffer, geometry=geometry, executor=executor, make_room=held.make_room)
+        held.on_droppable = slabs.look_again
+        return slabs
 
     def _services(self, config: PrefillConfig, *, held: HeldStore, owner: Owner) -> Services:
         speed, on_cuda = SpeedMeter(), self.runner.device.type == "cuda"

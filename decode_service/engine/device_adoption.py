@@ -82,13 +82,22 @@ class DeviceAdoption:
             if self._stream is not None and pages.free_since is not None:
                 self._stream.wait_event(pages.free_since)
             data = DeviceBytes(landed, sums=self._sums)
-            # Both are enqueued before either is waited for: refused, the pages go back unread.
-            self._scatter(manifest, data.tensor, pages)
-            checked = self._verifier.check_bytes(manifest, data)
-            layouts = tuple(layout.on(self._cache.device) for layout in checked)
-            if self._stream is not None:
-                self._stream.synchronize()
-        return layouts
+            try:
+                # Both are enqueued before either is waited for: refused, the pages go back unread.
+                self._scatter(manifest, data.tensor, pages)
+                checked = self._verifier.check_bytes(manifest, data)
+                return tuple(self._for_steps(layout) for layout in checked)
+            finally:
+                # Refused or not, pages and slab go to others next: nothing may still copy.
+                if self._stream is not None:
+                    self._stream.synchronize()
+
+    def _for_steps(self, layout: KvLayout) -> KvLayout:
+        """On the device; the allocator learns that steps read it too, which another stream runs."""
+        there = layout.on(self._cache.device)
+        if self._stream is not None and there.positions_RN is not None:
+            there.positions_RN.record_stream(torch.cuda.default_stream(self._cache.device))
+        return there
 
     def _scatter(self, manifest: KvManifest, data: torch.Tensor, pages: SequencePages) -> None:
         segments = kv_segments(manifest)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shared.kv.checksum import crc32
 from shared.kv.memory import MemoryPart
+from shared.kv.slab_layout import ALIGNMENT
 from shared.kv_memory.sums import SegmentSums
 from shared.kv_memory.tensor_memory import TensorMemory
 from shared.kv_memory.weighted_sum import slow_sums, unsigned
@@ -56,14 +57,17 @@ class DeviceBytes:
 
     def __init__(self, part: MemoryPart, *, sums: SegmentSums) -> None:
         assert isinstance(part.memory, TensorMemory), "a device's memory"
-        self.tensor = part.memory.tensor(part.start, part.nbytes)
+        # A peer may ask for any length; segments are aligned, and items of every size need it.
+        whole = part.nbytes - part.nbytes % ALIGNMENT
+        self.tensor = part.memory.tensor(part.start, whole)
         self._part = part
         self._sums = sums
 
     def sums(self, segments: Sequence[Segment], check: SegmentCheck) -> list[int]:
-        """See `LandedBytes.sums`; CRC-32 of a copy on the host."""
+        """See `LandedBytes.sums`; CRC-32 of copies on the host, one segment at a time."""
         if check is SegmentCheck.CRC32:
-            return HostBytes(self._part.on_host()).sums(segments, check)
+            pieces = (self._part.part(segment.offset, segment.length) for segment in segments)
+            return [crc32(piece.on_host()) for piece in pieces]
         totals = self._sums.enqueue(self.tensor, segments)
         if self.tensor.is_cuda:
             torch.cuda.current_stream(self.tensor.device).synchronize()

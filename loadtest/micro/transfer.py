@@ -160,6 +160,12 @@ async def _bench(
         stack.callback(peer.close)
         default = peer.transports if ground.memory is None else [NIXL]
         names = [name for name in peer.transports if name in (wanted or default)]
+        if not names:
+            reasons = "".join(f"; {name}: {why}" for name, why in peer.rejected.items())
+            raise ConfigError(
+                f"none of {', '.join(wanted or default)} can be measured here: the receiving "
+                f"process takes {', '.join(peer.transports)}{reasons}; give another --transports"
+            )
         context = TransportContext(model=MODEL, incarnation="bench-sender", memory=ground.memory)
         arms: dict[str, KvTransport] = {}
         for name in names:

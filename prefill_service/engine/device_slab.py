@@ -25,6 +25,10 @@ from shared.kv_memory.weighted_sum import WORD_BYTES, unsigned
 from shared.model.current_device import computing_on
 from shared.types.kv_manifest import Segment, SegmentCheck, SegmentKind
 
+LONGEST_JOINED = 1 << 30
+"""Most bytes of ranges read as one. A sender has the time of a lease for each, also by a slow
+transport, and is heard of in between."""
+
 
 class DeviceSlab(PromptSlab):
     """See `PromptSlab`; made by `DeviceSlabs`.
@@ -132,11 +136,11 @@ class DeviceSlab(PromptSlab):
         )
 
 
-def joined(ranges: list[Range]) -> list[Range]:
+def joined(ranges: list[Range], *, longest: int = LONGEST_JOINED) -> list[Range]:
     """Ranges in their order, neighbours that touch as one: a long write is a fast one."""
     found: list[Range] = []
     for offset, length in ranges:
-        if found and sum(found[-1]) == offset:
+        if found and sum(found[-1]) == offset and found[-1][1] + length <= longest:
             found[-1] = (found[-1][0], found[-1][1] + length)
         else:
             found.append((offset, length))
@@ -189,6 +193,10 @@ class DeviceSlabs:
             executor=self._executor,
             on_close=lambda: self._release(held),
         )
+
+    def look_again(self) -> None:
+        """There is KV to drop since the last look, which a prompt that waits may have dropped."""
+        self._freed.set()
 
     def warm_up(self) -> None:
         """Computes a first sum, so that no prompt waits for a compilation; blocks."""

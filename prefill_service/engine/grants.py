@@ -1,8 +1,8 @@
 """Whether a decode worker will most likely grant room, by what it answered last.
 
 Where it most likely will, a prompt is computed while it is asked: the answer would cost every first
-token a round trip. A worker that said anything but yes is asked first again, so at most one prompt
-is computed in vain.
+token a round trip. A worker that said anything but yes is asked first again, so only prompts that
+began before that answer are computed in vain.
 """
 
 from prefill_service.engine.job import Target

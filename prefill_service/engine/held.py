@@ -63,6 +63,8 @@ class HeldStore:
         self._held: OrderedDict[HandoffKey, HeldKv] = OrderedDict()
         self._by_key: dict[HandoffKey, HeldKv] = {}
         self._freed = asyncio.Event()
+        self.on_droppable: Callable[[], None] = lambda: None
+        """Told when there is a hold that `make_room` can drop and could not before."""
 
     def __len__(self) -> int:
         """KV caches held."""
@@ -114,6 +116,7 @@ class HeldStore:
         self._held[held.parcel.request.key] = held
         self._held_bytes += held.nbytes
         self._alias(held, held.parcel.request.key)
+        self.on_droppable()
         return True
 
     def _alias(self, held: HeldKv, key: HandoffKey) -> None:
@@ -165,18 +168,22 @@ class HeldStore:
     @asynccontextmanager
     async def reading(self, held: HeldKv) -> AsyncIterator[None]:
         """Keeps the bytes counted while a resend reads them, even when the hold ends meanwhile."""
-        async with held.sending:
-            if not held.keys:
-                raise HandoffError(
-                    "nothing is held any more: the hold ended while another resend read it; "
-                    "send the prompt again"
-                )
-            try:
-                yield
-            finally:
+        try:
+            async with held.sending:
                 if not held.keys:
-                    held.parcel.slab.close()
-                    self.discharge(held.nbytes)
+                    raise HandoffError(
+                        "nothing is held any more: the hold ended while another resend read it; "
+                        "send the prompt again"
+                    )
+                try:
+                    yield
+                finally:
+                    if not held.keys:
+                        held.parcel.slab.close()
+                        self.discharge(held.nbytes)
+        finally:
+            if held.keys:
+                self.on_droppable()
 
     def make_room(self) -> bool:
         """Drops the oldest hold that nobody reads; False when there is none."""

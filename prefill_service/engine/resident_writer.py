@@ -37,9 +37,9 @@ class ResidentSlabWriter:
             queue.SimpleQueue()
         )
         self._error: Exception | None = None
-        slab.begin_writing()
         self._thread = threading.Thread(target=self._publish, name="prefill-slab", daemon=True)
         self._thread.start()
+        slab.begin_writing()  # last: what fails before it has nobody to end the writing
 
     def settled(self, plan: PromptPlan) -> None:
         """See `KvObserver.settled`."""

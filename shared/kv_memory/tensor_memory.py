@@ -1,8 +1,9 @@
 """Memory of the device that computes, as one tensor of bytes.
 
-A GPU's is torch's own allocation, which CUDA IPC can share as long as the allocator does not build
-it of mapped pieces (`expandable_segments`). On a CPU it is host memory that is treated the same, so
-that all but the kind of memory can be tried without a GPU.
+A GPU's is torch's own allocation, which CUDA IPC can share as long as the allocator neither builds
+it of mapped pieces (`expandable_segments`) nor takes it from the driver's pool (`cudaMallocAsync`).
+On a CPU it is host memory that is treated the same, so that all but the kind of memory can be tried
+without a GPU.
 """
 
 import os
@@ -19,6 +20,12 @@ DEVICE_SEGMENT = "VRAM"
 """Name that transport libraries have for memory of a GPU."""
 
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+_UNSHAREABLE = {
+    "expandable_segments:true": "expandable segments",
+    "backend:cudamallocasync": "cudaMallocAsync",
+}
+"""Allocators whose memory has no handle of CUDA IPC, by their settings in lower case."""
 
 
 class TensorMemory:
@@ -93,9 +100,10 @@ def unshareable(device: torch.device) -> str:
         return ""
     for name in _ALLOCATOR_SETTINGS:
         settings = os.environ.get(name, "").replace(" ", "").lower()
-        if "expandable_segments:true" in settings:
-            return (
-                f"the variable {name} asks torch for expandable segments, whose memory CUDA IPC "
-                "cannot share with another process: leave that out, or set kv_memory to host"
-            )
+        for setting, allocator in _UNSHAREABLE.items():
+            if setting in settings:
+                return (
+                    f"the variable {name} asks torch for {allocator}, whose memory CUDA IPC cannot "
+                    "share with another process: leave that out, or set kv_memory to host"
+                )
     return ""

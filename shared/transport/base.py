@@ -5,7 +5,7 @@ calls it keeps the slab's lease alive by itself. Bytes may be reused as soon as 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -27,6 +27,9 @@ MAX_CHUNK_BYTES = 4 * 2**20
 
 DEFAULT_CREDITS = 8
 """Frames that may be unacknowledged on one stream."""
+
+HOST_PIECE_BYTES = 64 * 2**20
+"""Most bytes of a memory that lie on the host at once, copied to be sent from there."""
 
 HEARTBEATS_PER_LEASE = 6
 """A silent sender speaks this often in the time of one lease."""
@@ -129,6 +132,18 @@ async def host_bytes(data: KvBytes) -> memoryview:
     if isinstance(data, MemoryPart):
         return await asyncio.to_thread(data.on_host)
     return memoryview(data).cast("B")
+
+
+async def host_pieces(data: KvBytes) -> AsyncIterator[memoryview]:
+    """The same in order, of a part never more than `HOST_PIECE_BYTES` at once.
+
+    A copy lies in pinned memory, which torch keeps for the next one and never gives back.
+    """
+    if not isinstance(data, MemoryPart):
+        yield memoryview(data).cast("B")
+        return
+    for start in range(0, data.nbytes, HOST_PIECE_BYTES):
+        yield await host_bytes(data.part(start, min(HOST_PIECE_BYTES, data.nbytes - start)))
 
 
 class KvTransport(Protocol):

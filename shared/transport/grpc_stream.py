@@ -24,7 +24,7 @@ from shared.transport.base import (
     SenderState,
     TransferStats,
     TransportContext,
-    host_bytes,
+    host_pieces,
 )
 from shared.transport.frames import FrameKind, encode_frame
 from shared.transport.greeting import answers_of, say_hello, token_metadata
@@ -115,12 +115,13 @@ class GrpcSender:
     async def write(self, offset: int, data: KvBytes) -> None:
         """Sends bytes in frames; see `KvSender.write`."""
         started = time.perf_counter()
-        view = await host_bytes(data)
-        for start in range(0, view.nbytes, self._transport.chunk_bytes):
-            payload = view[start : start + self._transport.chunk_bytes]
-            await self._take_credit()
-            await self._send(FrameKind.DATA, offset=offset + start, payload=payload)
-            self._sent_bytes += payload.nbytes
+        async for piece in host_pieces(data):
+            for start in range(0, piece.nbytes, self._transport.chunk_bytes):
+                payload = piece[start : start + self._transport.chunk_bytes]
+                await self._take_credit()
+                await self._send(FrameKind.DATA, offset=offset + start, payload=payload)
+                self._sent_bytes += payload.nbytes
+            offset += piece.nbytes
         self._busy_seconds += time.perf_counter() - started
 
     async def seal(self) -> TransferStats:

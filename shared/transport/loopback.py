@@ -14,7 +14,7 @@ from shared.transport.base import (
     SenderState,
     TransferStats,
     TransportContext,
-    host_bytes,
+    host_pieces,
 )
 from shared.transport.hello import Peer, check_peer
 from shared.types.kv_manifest import SegmentCheck
@@ -77,17 +77,18 @@ class LoopbackSender:
     async def write(self, offset: int, data: KvBytes) -> None:
         """Copies bytes chunk by chunk; see `KvSender.write`."""
         started = time.perf_counter()
-        view = await host_bytes(data)
-        for start in range(0, view.nbytes, self._context.chunk_bytes):
-            chunk = view[start : start + self._context.chunk_bytes]
-            self._receiver().writer.write(
-                slot=self._grant.slot,
-                generation=self._grant.generation,
-                offset=offset + start,
-                data=chunk,
-            )
-            self._sent_bytes += chunk.nbytes
-            await asyncio.sleep(0)
+        async for piece in host_pieces(data):
+            for start in range(0, piece.nbytes, self._context.chunk_bytes):
+                chunk = piece[start : start + self._context.chunk_bytes]
+                self._receiver().writer.write(
+                    slot=self._grant.slot,
+                    generation=self._grant.generation,
+                    offset=offset + start,
+                    data=chunk,
+                )
+                self._sent_bytes += chunk.nbytes
+                await asyncio.sleep(0)
+            offset += piece.nbytes
         self._busy_seconds += time.perf_counter() - started
 
     async def seal(self) -> TransferStats:

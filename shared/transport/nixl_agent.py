@@ -247,7 +247,8 @@ class NixlAgent:
                 failure = failure or error
                 waiting.clear()
                 for each in ready:
-                    self._free(each.result().slot)
+                    if each.exception() is None:
+                        self._free(each.result().slot)
                 ready.clear()
         if failure is not None:
             raise failure
@@ -271,7 +272,14 @@ class NixlAgent:
         """Copies and sums a chunk, on the stager's thread, while others are on their way."""
         assert isinstance(write.data, memoryview), "a part needs no copy"
         part = MemoryPart(self.memory, slot * self._slot_bytes, write.data.nbytes)
-        self.memory.store(part.start, write.data)
+        try:
+            self.memory.store(part.start, write.data)
+        except RuntimeError as error:  # torch's, of a device; others may still be under way
+            self._free(slot)
+            raise TransportError(
+                f"a chunk could not be copied to device memory to be sent ({error}): the device "
+                "failed or is out of memory; start a new attempt"
+            ) from error
         return _Ready(part, slot, write, write.notice(crc32(write.data)))
 
     def _post(self, peer: str, ready: _Ready, *, may_go: Callable[[], None]) -> _Posted:

@@ -1,6 +1,7 @@
 """A decode worker whose slab is device memory: what lands there, what is refused, which tokens."""
 
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,26 @@ async def test_what_landed_on_the_device_decodes_to_the_same_tokens(
     await peer.transport.close()
 
 
+async def test_a_slab_of_an_odd_length_is_taken(
+    tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer
+) -> None:
+    """Another version may ask for more than its segments take."""
+    adoption = server.core.worker.intake._adoption
+    assert isinstance(adoption, DeviceAdoption)
+    adoption._kernel = True  # which sees the slab as items of the cache
+    prepared = prepare(tiny_model, mode="shared")
+    plan = replace(prepared.plan, total_bytes=prepared.plan.total_bytes + 1)
+    over_nixl(peer)
+    key = HandoffKey("odd")
+    grant = await peer.reserve(key, replace(prepared, plan=plan))
+    await peer.push(grant, prepared)
+    answer = await peer.commit(key, grant, prepared, manifest=summed(prepared, peer))
+    assert answer.WhichOneof("result") == "adopted", answer
+    decoded = await peer.decode(peer.decode_request(key, prepared))
+    assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
+    await peer.transport.close()
+
+
 @pytest.mark.parametrize("mode", ["shared", "head"])
 async def test_every_byte_of_every_segment_is_summed(
     tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer, mode: str
@@ -87,6 +108,42 @@ async def test_every_byte_of_every_segment_is_summed(
         await peer.push(grant, prepared, Faults(flip_byte=where))
         answer = await peer.commit(key, grant, prepared, manifest=summed(prepared, peer))
         assert answer.rejected.param == "manifest.segments.sum64", segment
+    assert server.core.worker.table.idle
+    await peer.transport.close()
+
+
+@pytest.mark.parametrize("by", ["nixl", "grpc"])
+async def test_a_refused_handoff_waits_for_its_copies_before_its_pages_are_free(
+    tiny_model: Transformer,
+    server: DecodeServer,
+    peer: PrefillPeer,
+    by: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By CRC-32 too, which another stream copies to the host, past the scatter."""
+    adoption = server.core.worker.intake._adoption
+    assert isinstance(adoption, DeviceAdoption)
+    pages_at_wait: list[int] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            pools = server.core.memory.cache.pools.values()
+            pages_at_wait.append(sum(pool.pages.num_used for pool in pools))
+
+    monkeypatch.setattr(adoption, "_stream", Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    prepared = prepare(tiny_model, mode="shared")
+    if by == "nixl":
+        over_nixl(peer)
+    key = HandoffKey(by)
+    grant = await peer.reserve(key, prepared)
+    await peer.push(grant, prepared, Faults(flip_byte=prepared.plan.segments[-1].offset))
+    manifest = summed(prepared, peer) if by == "nixl" else peer.manifest(prepared)
+    answer = await peer.commit(key, grant, prepared, manifest=manifest)
+    what = "sum64" if by == "nixl" else "crc32"
+    assert answer.rejected.param == f"manifest.segments.{what}"
+    [held] = pages_at_wait
+    assert held > 0
     assert server.core.worker.table.idle
     await peer.transport.close()
 

@@ -8,6 +8,7 @@ from shared.transport.choice import RejectedTransport
 from shared.transport.lane_records import CooldownSettings, LaneRecords, PairRecord
 from shared.transport.ranking import (
     LANE_FAILED,
+    MEMORY_KIND,
     NOT_HERE,
     NOT_THERE,
     PID_NAMESPACE,
@@ -16,13 +17,16 @@ from shared.transport.ranking import (
     PairFacts,
     rank_transports,
 )
-from shared.types.topology import Topology, processes_apart
+from shared.types.topology import Topology, memory_apart, processes_apart
 from tests.support.stepped_clock import SteppedClock
 
 NAMES = ("nixl", "grpc", "pigeon", "smoke")
 names = st.lists(st.sampled_from(NAMES), unique=True).map(tuple)
 places = st.builds(
-    Topology, host=st.sampled_from(("", "h", "i")), pid_namespace=st.sampled_from(("", "1", "2"))
+    Topology,
+    host=st.sampled_from(("", "h", "i")),
+    pid_namespace=st.sampled_from(("", "1", "2")),
+    kv_memory=st.sampled_from(("", "host", "device")),
 )
 records = st.dictionaries(
     st.sampled_from(NAMES),
@@ -84,6 +88,7 @@ def test_what_may_be_used_both_sides_have_and_no_cooldown_bars(
         assert candidate.name in facts.granted
         if candidate.name == "nixl":
             assert not processes_apart(facts.place, facts.peer)
+            assert not memory_apart(facts.place, facts.peer)
         lane = lanes.get(candidate.name, LaneRecord())
         assert candidate.needs_canary == (lane.status is not LaneStatus.PROVEN)
         failed = lane.status in {LaneStatus.REJECTED, LaneStatus.LOST}
@@ -114,6 +119,11 @@ def test_lasting_reasons_are_named(facts: PairFacts) -> None:
             assert each.code == ("not_installed" if each.name in absent else NOT_HERE)
         elif each.name not in facts.granted:
             assert each.code == NOT_THERE
+        elif not processes_apart(facts.place, facts.peer):
+            assert each.code == MEMORY_KIND
+            assert memory_apart(facts.place, facts.peer)
+            assert "host memory on the" in each.reason
+            assert "device memory on the" in each.reason
         else:
             assert each.code == PID_NAMESPACE
             assert facts.place.pid_namespace in each.reason

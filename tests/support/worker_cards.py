@@ -26,6 +26,7 @@ CARD = WorkerCard(
         p2p_peers=("g1", "g2", "g3"),
         gpus=("g0", "g1", "g2", "g3"),
         gpu_note="none",
+        kv_memory="device",
     ),
     pairs=(
         PairState(worker_id="d0", transport="nixl", rejected="pid_namespace", reason="apart"),

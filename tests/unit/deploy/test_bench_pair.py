@@ -49,6 +49,17 @@ def test_a_context_is_not_longer_than_the_model_s() -> None:
     assert tables["decode"]["max_model_len"] == LLAMA.max_position
 
 
+def test_every_dtype_of_workers_has_a_size_and_others_are_named() -> None:
+    sizes = PairSizes(longest=1000, at_once=1)
+    half, whole = (
+        pair_tables(LLAMA, sizes, dtype=dtype, transports=("grpc",))["decode"]["kv_bytes"]
+        for dtype in ("float16", "float32")
+    )
+    assert whole == 2 * half
+    with pytest.raises(ConfigError, match="dtype 'int8' is unknown"):
+        pair_tables(LLAMA, sizes, dtype="int8", transports=("grpc",))
+
+
 def spread(middle: float) -> dict[str, float]:
     return {"median": middle, "min": middle - 1, "max": middle + 1}
 

@@ -47,6 +47,7 @@ def test_no_speed_is_claimed_for_other_bytes(monkeypatch: pytest.MonkeyPatch) ->
         ([0], [], 1, "at least 1"),
         ([1], [], 0, "at least 1"),
         ([1], ["pigeon"], 1, "unknown transport 'pigeon'"),
+        ([1], ["loopback"], 1, "none of loopback can be measured here: .* takes .*grpc"),
     ],
 )
 def test_settings_that_fit_nothing_are_refused(

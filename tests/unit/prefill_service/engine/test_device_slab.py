@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from prefill_service.engine.device_slab import DeviceSlab, DeviceSlabs, joined
+from prefill_service.engine.held import HeldKv, HeldStore
 from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.parcel import Parcel
 from prefill_service.engine.plan import PromptPlan, plan_prompt
 from prefill_service.engine.resident_writer import ResidentSlabWriter
 from prefill_service.engine.runner import PrefillRunner
@@ -19,9 +21,12 @@ from shared.kv_memory.tensor_memory import TensorMemory
 from shared.kv_memory.weighted_sum import slow_sums, unsigned
 from shared.model.attention import TorchAttention
 from shared.model.transformer import Transformer
+from shared.types.handoff import HandoffState, HandoffStateMachine
 from shared.types.kv_manifest import SegmentCheck
 from shared.types.methods import KvSelect, PruningParams
 from shared.types.options import RequestOptions
+from tests.support.prefill_jobs import request_of
+from tests.support.transfer_parts import MODEL
 from tests.support.waiting import until
 
 CPU = torch.device("cpu")
@@ -178,6 +183,43 @@ async def test_gaps_that_are_too_short_are_joined_by_dropping_holds(
     assert slabs.num_leases == 0
 
 
+async def test_a_prompt_that_waits_for_a_gap_drops_the_hold_that_lies_in_it(
+    tiny_model: Transformer, executor: ThreadPoolExecutor
+) -> None:
+    """A prompt that ended is held, and one that was resent is still: neither gives memory back."""
+    short, long = plan_for(tiny_model, tokens=30), plan_for(tiny_model, tokens=60)
+    store = HeldStore(buffer_bytes=1 << 30, sealed_bytes=1 << 30, lease_s=3600.0)
+    slabs = DeviceSlabs(
+        TensorMemory(3 * short.slab.total_bytes, device="cpu"),
+        geometry=tiny_model.geometry(),
+        executor=executor,
+        make_room=store.make_room,
+    )
+    store.on_droppable = slabs.look_again
+    for resent in (False, True):
+        before, middle, after = [await slabs.make(short) for _ in range(3)]
+        before.close()
+        after.close()
+        held = held_of(middle, short)
+        if resent:
+            store.hold(held)
+            async with store.reading(held):
+                waiting = asyncio.create_task(slabs.make(long))
+                await asyncio.sleep(0)
+        else:
+            waiting = asyncio.create_task(slabs.make(long))
+            await asyncio.sleep(0)
+            store.hold(held)
+        (await waiting).close()
+        assert (len(store), slabs.num_leases) == (0, 0)
+
+
+def held_of(slab: DeviceSlab, plan: PromptPlan) -> HeldKv:
+    request = request_of(plan.prompt_tokens)
+    machine = HandoffStateMachine(request.key, state=HandoffState.ADOPTED)
+    return HeldKv(Parcel(request, plan=plan, slab=slab, model=MODEL), machine)
+
+
 async def test_a_runner_that_leaves_its_plan_fails_the_prompt_and_frees_its_slab(
     tiny_model: Transformer, executor: ThreadPoolExecutor
 ) -> None:
@@ -215,6 +257,11 @@ async def test_what_the_device_fails_with_reaches_the_engine(
 def test_neighbours_that_touch_are_one() -> None:
     assert joined([(0, 4), (4, 4), (12, 4), (8, 4), (16, 1)]) == [(0, 8), (12, 4), (8, 4), (16, 1)]
     assert joined([]) == []
+
+
+def test_a_long_run_of_neighbours_is_read_in_parts() -> None:
+    """A sender has the time of one lease for each, so that a slow one can still arrive."""
+    assert joined([(0, 4), (4, 4), (8, 4), (12, 20)], longest=8) == [(0, 8), (8, 4), (12, 20)]
 
 
 async def test_a_first_sum_is_computed_before_prompts_come(

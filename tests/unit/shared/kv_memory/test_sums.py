@@ -50,6 +50,14 @@ def test_the_kernel_the_twin_and_the_definition_agree() -> None:
     assert [unsigned(x) for x in launch_sums(data.to(DEVICE), found).tolist()] == wanted
 
 
+def test_the_sum_is_what_peers_of_other_versions_compute() -> None:
+    """A number of the protocol: other constants would refuse every handoff of a mixed pair."""
+    found = segments((64,))
+    data = torch.arange(64, dtype=torch.uint8)
+    [total] = slow_sums(data, found).tolist()
+    assert unsigned(total) == 0x0BCA68C172170400
+
+
 def test_no_segments_have_no_sums() -> None:
     data = torch.zeros(64, dtype=torch.uint8)
     assert slow_sums(data, ()).tolist() == []

@@ -10,7 +10,7 @@ from shared.kv.memory import HostMemory, MemoryPart
 from shared.kv_memory.tensor_memory import TensorMemory, unshareable
 from shared.transport import nixl_sender
 from shared.transport.base import TransportContext
-from shared.transport.nixl import NixlTransport
+from shared.transport.nixl import STAGED_CHUNKS, NixlTransport
 from shared.transport.nixl_agent import NixlAgent, treatment
 from shared.types.kv_manifest import SegmentCheck
 from tests.support.transfer_parts import MODEL, NIXL_DEVICE, Receiver, needs_nixl, receiver
@@ -62,6 +62,57 @@ async def test_memory_that_is_not_registered_is_staged() -> None:
         await transport.close()
 
 
+async def test_a_copy_that_the_device_refuses_fails_the_transfer_and_frees_its_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only when all that is under way has ended; the next transfer finds every slot free."""
+    own, other = filled(4096), filled(9 << 20)
+    stored = TensorMemory.store
+
+    def refuse(memory: TensorMemory, start: int, data: memoryview) -> None:
+        if start == 2 << 20:
+            raise RuntimeError("CUDA error: out of memory")
+        stored(memory, start, data)
+
+    async with receiver(NIXL_DEVICE, slab_bytes=32 << 20) as end:
+        transport = transport_over(own)
+        monkeypatch.setattr(TensorMemory, "store", refuse)
+        _, grant = end.grant(9 << 20)
+        sender = transport.sender()
+        await sender.open(address=end.address, grant=grant)
+        with pytest.raises(TransportError, match="could not be copied to device memory"):
+            await sender.write(0, MemoryPart(other, 0, 9 << 20))
+        await sender.abort()
+        monkeypatch.setattr(TensorMemory, "store", stored)
+        assert sorted(transport.agent._slots) == list(range(STAGED_CHUNKS))
+        lease, _ = await push(end, transport, [(0, MemoryPart(other, 0, 9 << 20))])
+        assert end.bytes_of(lease) == bytes(other.fetch(0, 9 << 20))
+        await transport.close()
+
+
+@pytest.mark.parametrize("name", ["grpc", "loopback"])
+async def test_transports_of_the_host_copy_a_part_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("shared.transport.base.HOST_PIECE_BYTES", 300_000)
+    memory, lengths = filled(1 << 20), []
+    fetched = memory.fetch
+
+    def fetch(start: int, length: int) -> memoryview:
+        lengths.append(length)
+        return fetched(start, length)
+
+    monkeypatch.setattr(memory, "fetch", fetch)
+    async with receiver(name) as end:
+        lease, grant = end.grant(1_000_000)
+        sender = end.transport.sender()
+        await sender.open(address=end.address, grant=grant)
+        await sender.write(0, MemoryPart(memory, 64, 1_000_000))
+        stats = await sender.seal()
+        assert end.bytes_of(lease) == bytes(fetched(64, 1_000_000))
+    assert (stats.bytes, lengths) == (1_000_000, [300_000, 300_000, 300_000, 100_000])
+
+
 async def test_a_part_that_leaves_the_lease_is_refused_here() -> None:
     memory = filled(4096)
     async with receiver(NIXL_DEVICE) as end:
@@ -111,7 +162,8 @@ async def test_a_write_without_a_checksum_is_refused_on_the_host(
     [
         ("PYTORCH_ALLOC_CONF", "expandable_segments:True", True),
         ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64, expandable_segments : true", True),
-        ("PYTORCH_ALLOC_CONF", "expandable_segments:False", False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", True),
+        ("PYTORCH_ALLOC_CONF", "expandable_segments:False,backend:native", False),
     ],
 )
 def test_an_allocator_that_maps_pieces_is_named(

@@ -18,6 +18,7 @@ from shared.types.kv_manifest import (
     PositionKind,
     PruningSummary,
     Segment,
+    SegmentCheck,
     SegmentKind,
 )
 from shared.types.methods import Aggregation, KvSelect, PageHeads, PageLayout
@@ -98,6 +99,7 @@ segments = st.builds(
     offset=st.integers(0, 2**40),
     length=st.integers(0, 2**40),
     crc32=ids,
+    sum64=st.integers(0, 2**64 - 1),
 )
 manifests = st.builds(
     KvManifest,
@@ -137,6 +139,7 @@ manifests = st.builds(
     segments=st.lists(segments, max_size=3).map(tuple),
     first_tokens=st.lists(tokens, max_size=2).map(tuple),
     draws=st.integers(0, 9),
+    check=st.sampled_from(SegmentCheck),
 )
 
 
@@ -294,6 +297,19 @@ def test_values_of_a_newer_protocol_are_refused():
 def test_unnamed_handoffs_are_refused(key):
     with pytest.raises(InvalidRequestError):
         handoff_from_pb(common_pb2.HandoffKey(handoff_id=key[0], attempt=key[1]))
+
+
+def test_a_manifest_of_before_the_check_is_summed_by_crc32_and_a_newer_check_is_refused():
+    from protos.tandem.v1 import decode_pb2
+
+    message = decode_pb2.Manifest(
+        handoff=common_pb2.HandoffKey(handoff_id="h", attempt=1),
+        pruning=common_pb2.PruningSummary(aggregation="sum_max", kv_select="head"),
+    )
+    assert manifest_from_pb(message).check is SegmentCheck.CRC32
+    message.check = NEWER
+    with pytest.raises(ManifestError, match=r"kind 77.*upgrade the older one"):
+        manifest_from_pb(message)
 
 
 def test_unknown_manifest_kinds_are_refused():
