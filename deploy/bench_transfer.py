@@ -13,6 +13,7 @@ from rich.table import Table
 from deploy.launch import role_environment
 from loadtest.machine import commit_text
 from loadtest.micro.transfer import check_settings
+from loadtest.micro.transfer_ground import check_memory_here
 from shared.errors import ConfigError, InternalError, TransportError
 from shared.types.memory_kind import MemoryKind
 
@@ -30,7 +31,7 @@ def run_transfer(
     """Runs the transfer benchmark and prints it.
 
     Raises:
-        ConfigError: a size or a transport does not exist.
+        ConfigError: a size or a transport does not exist, or no such memory is here.
         TransportError: the benchmark failed; it said why on standard error.
     """
     result = measure(
@@ -81,10 +82,11 @@ def measure(
     """Runs the benchmark in a process of its own: allocators read their variables at its start.
 
     Raises:
-        ConfigError: a size or a transport does not exist.
+        ConfigError: a size or a transport does not exist, or no such memory is here.
         TransportError: it failed.
     """
     check_settings(sizes_mib=sizes, transports=transports, repeats=repeats)
+    check_memory_here(memory)
     command = [sys.executable, "-P", "-m", _MODULE, "--repeats", str(repeats)]
     command += ["--memory", memory, "--sizes", *map(str, sizes)]
     if transports:

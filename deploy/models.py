@@ -37,7 +37,7 @@ def write_random(target: Path, *, shape: str, seed: int) -> None:
     """Writes a model folder of a known shape whose weights are drawn from a seed; prints its path.
 
     Raises:
-        ConfigError: no such shape, or something is at the path.
+        ConfigError: no such shape or seed, or something is at the path.
     """
     config = shape_named(shape)
     if target.exists():

@@ -18,7 +18,7 @@ from typing import Any
 import uvloop
 
 from loadtest.micro.measure import provenance
-from loadtest.micro.transfer_ground import Ground, open_ground
+from loadtest.micro.transfer_ground import Ground, check_memory_here, open_ground
 from loadtest.micro.transfer_parts import INCARNATION, MODEL, TOKEN
 from loadtest.spread import paired_ratios, spread
 from shared.errors import ConfigError, InternalError, TransportError
@@ -284,6 +284,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--memory", default=MemoryKind.HOST.value)
     flags = parser.parse_args(arguments)
+    check_memory_here(flags.memory)
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -41,6 +41,23 @@ class Ground(Protocol):
         """Seconds of a bare copy of the first bytes to where a receiver's would be."""
 
 
+def check_memory_here(kind: str) -> None:
+    """Refuses memory that this machine does not have, before anything starts.
+
+    Raises:
+        ConfigError: it is no kind of memory, or a device's where there is no GPU.
+    """
+    _known_memory(kind)
+    if kind == MemoryKind.DEVICE.value and not torch.cuda.is_available():
+        raise ConfigError(
+            "--memory device measures from one GPU's memory to another's, and PyTorch finds no GPU "
+            "here: leave it out to measure host memory, or run `tandem doctor` on a machine that "
+            "has one",
+            param="memory",
+            code="no_device",
+        )
+
+
 def open_ground(kind: str, *, nbytes: int) -> Ground:
     """Allocates and fills the sending side.
 
@@ -51,11 +68,13 @@ def open_ground(kind: str, *, nbytes: int) -> Ground:
     Raises:
         ConfigError: it is neither, or a device has too little memory.
     """
-    if kind == MemoryKind.HOST.value:
-        return HostGround(nbytes)
-    if kind == MemoryKind.DEVICE.value:
-        return DeviceGround(nbytes)
-    raise ConfigError(f"--memory cannot be {kind!r}: choose host or device", param="memory")
+    _known_memory(kind)
+    return HostGround(nbytes) if kind == MemoryKind.HOST.value else DeviceGround(nbytes)
+
+
+def _known_memory(kind: str) -> None:
+    if kind not in {each.value for each in MemoryKind}:
+        raise ConfigError(f"--memory cannot be {kind!r}: choose host or device", param="memory")
 
 
 class HostGround:
@@ -93,8 +112,8 @@ class HostGround:
 class DeviceGround:
     """Memory of the first GPU; the bare copy is this process's own, to the second GPU.
 
-    With one GPU both sides are on it, and without one on the CPU: bytes and code are tried then,
-    and the speed says nothing of a link.
+    With one GPU both sides are on it. Without one both are on the CPU, which tries bytes and code
+    in tests and says nothing of a link: commands ask `check_memory_here` first.
 
     Args:
         nbytes: the largest transfer.

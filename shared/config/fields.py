@@ -149,7 +149,8 @@ def _type_text(to: Any) -> str:
     if isinstance(to, type) and issubclass(to, Enum):
         return "one of " + ", ".join(str(member.value) for member in to)
     if typing.get_origin(to) is tuple:
-        return "a comma-separated list"
+        item = typing.get_args(to)[0]
+        return "numbers as 0 or 0,1" if item is int else "a comma-separated list"
     return {
         bool: "true or false",
         int: "a whole number",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from shared.errors import ModelLoadError
+from shared.errors import ConfigError, ModelLoadError
 from shared.model.config import ModelConfig, read_json
 from shared.model.folder import DRAWN_FILE
 from shared.model.random import random_tensors
@@ -19,12 +19,27 @@ from shared.model.state import DTYPES, build_transformer
 from shared.model.transformer import Transformer
 
 
+SEEDS = 1 << 63
+"""Seeds are below this: every one of them is a seed of torch's generators."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnWeights:
-    """What weights are drawn from, beside the shape in config.json."""
+    """What weights are drawn from, beside the shape in config.json.
+
+    Raises:
+        ConfigError: no generator takes such a seed.
+    """
 
     seed: int = 0
-    """Of the generator."""
+    """Of the generator, 0 to `SEEDS` - 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < SEEDS:
+            raise ConfigError(
+                f"a model cannot be drawn from seed {self.seed}: give --seed 0 to {SEEDS - 1}",
+                param="seed",
+            )
 
     @classmethod
     def of_folder(cls, folder: Path) -> "DrawnWeights | None":
@@ -38,7 +53,7 @@ class DrawnWeights:
             return None
         raw = read_json(path)
         seed = raw.get("seed")
-        if set(raw) != {"seed"} or type(seed) is not int or not 0 <= seed < 1 << 63:
+        if set(raw) != {"seed"} or type(seed) is not int or not 0 <= seed < SEEDS:
             raise ModelLoadError(
                 f"{path} holds {raw!r} instead of one seed of 0 or more: it was edited or is of "
                 "another version; write the folder again with `tandem model random`"

@@ -47,13 +47,15 @@ def save_drawn_model(target: Path, config: ModelConfig, *, seed: int = 0) -> Pat
 
     Raises:
         ModelLoadError: the vocabulary is too small to hold every byte.
+        ConfigError: no weights can be drawn from such a seed.
     """
     _require_room(config)
+    drawn = DrawnWeights(seed=seed)
     with fresh_folder(target) as folder:
         write_drawn(
             folder,
             config=config,
-            drawn=DrawnWeights(seed=seed).to_json(),
+            drawn=drawn.to_json(),
             tokenizer_json=tokenizer_json(_filled(_train(config.vocab_size), config.vocab_size)),
             tokenizer_config=tokenizer_config(_vocabulary(config)),
         )

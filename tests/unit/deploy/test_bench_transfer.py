@@ -1,10 +1,13 @@
 import json
 
 import pytest
+import torch
 
 from deploy import bench_transfer
 from deploy.bench_transfer import parse_sizes, run_transfer
 from deploy.launch import ALLOCATOR_VARIABLES
+from loadtest.micro import transfer
+from shared.config.exit_codes import ExitCode, exit_code_for
 from shared.errors import ConfigError, TransportError
 
 
@@ -28,6 +31,25 @@ def test_one_process_with_the_launchers_variables_makes_json_and_table(
 def test_settings_that_fit_nothing_are_refused(sizes: list[int], transports: list[str]) -> None:
     with pytest.raises(ConfigError):
         run_transfer(sizes=sizes, transports=transports, repeats=1, as_json=True)
+
+
+@pytest.mark.parametrize(
+    ("memory", "code", "why"),
+    [
+        ("gpu", ExitCode.CONFIG, "--memory cannot be 'gpu': choose host or device"),
+        ("device", ExitCode.NO_DEVICE, "finds no GPU here"),
+    ],
+)
+def test_memory_that_is_not_here_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, memory: str, code: ExitCode, why: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(bench_transfer, "_MODULE", "loadtest.micro.no_such_benchmark")
+    with pytest.raises(ConfigError, match=why) as raised:
+        run_transfer(sizes=[1], transports=[], repeats=1, as_json=True, memory=memory)
+    assert exit_code_for(raised.value) is code
+    with pytest.raises(ConfigError, match=why):
+        transfer.main(["--memory", memory])
 
 
 def test_a_benchmark_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

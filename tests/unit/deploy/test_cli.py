@@ -110,3 +110,9 @@ def test_chat_summary_is_one_line():
     assert summary(answer()) == (
         "TTFT 500 ms, 4.0 tokens/s, 3 tokens, kept 10 of 100 prompt tokens, stop"
     )
+
+
+def test_gpus_that_are_no_numbers_are_named() -> None:
+    found = CliRunner().invoke(cli.app, ["up", "--prefill-gpus", "x"])
+    assert isinstance(found.exception, ConfigError)
+    assert "--prefill-gpus cannot be 'x': expected numbers as 0 or 0,1" in str(found.exception)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shared.errors import ModelLoadError
+from shared.errors import ConfigError, ModelLoadError
 from shared.model.catalog import is_complete, list_models, resolve
-from shared.model.drawn import DrawnWeights, drawn_hash
+from shared.model.drawn import SEEDS, DrawnWeights, drawn_hash
 from shared.model.folder import CHECKSUM_FILE, DRAWN_FILE, WEIGHTS_FILE
 from shared.model.random import random_config
 from shared.model.random_folder import save_drawn_model
@@ -41,6 +41,16 @@ def test_another_seed_is_another_model(folder: Path, tmp_path: Path) -> None:
     model, other = load_folder(folder), load_folder(save_drawn_model(tmp_path / "b", CONFIG))
     assert model.identity("x").model_hash != other.identity("x").model_hash
     assert not torch.equal(model.embedding_VE, other.embedding_VE)
+
+
+@pytest.mark.parametrize("seed", [-1, SEEDS, 99_999_999_999_999_999_999_999])
+def test_a_seed_that_no_generator_takes_is_refused_before_a_folder_is_written(
+    tmp_path: Path, seed: int
+) -> None:
+    with pytest.raises(ConfigError, match="give --seed 0 to 9223372036854775807"):
+        save_drawn_model(tmp_path / "b", CONFIG, seed=seed)
+    assert not (tmp_path / "b").exists()
+    assert torch.Generator().manual_seed(SEEDS - 1)
 
 
 def test_weights_are_drawn_in_the_type_that_they_have(folder: Path) -> None:
