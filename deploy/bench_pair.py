@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from deploy.bench import progress_to
 from deploy.cluster import Cluster, Endpoints
@@ -22,11 +23,12 @@ from loadtest.pair.clients import GrpcClient, HttpClient, PairClient
 from loadtest.pair.measure import PairBench
 from loadtest.pair.parity import ParityPlan, compare
 from loadtest.pair.plan import ARMS, GRPC, HTTP, PairPlan
-from loadtest.pair.summary import summarize
+from loadtest.pair.summary import limits_apply, summarize
 from loadtest.pair.surroundings import gpu_facts, pair_facts
 from shared.errors import ConfigError
 from shared.model.catalog import resolve
 from shared.model.config import ModelConfig
+from shared.model.state import DTYPES
 
 RESULT_FILE = "pair.json"
 _SETTINGS_FILE = "settings.toml"
@@ -68,6 +70,16 @@ class PairRequest:
     def __post_init__(self) -> None:
         if self.timeline is not None:
             check_file(self.timeline, flag="--timeline")
+        if self.dtype not in DTYPES:
+            raise ConfigError(
+                f"--dtype cannot be {self.dtype!r}: choose {' or '.join(DTYPES)}", param="dtype"
+            )
+        if self.url and not (self.url.startswith("http://") and urlsplit(self.url).hostname):
+            raise ConfigError(
+                f"--url cannot be {self.url!r}: this benchmark speaks plain HTTP and gRPC, without "
+                "TLS; give http://host:port of a gateway that does",
+                param="url",
+            )
         if bool(self.url) != bool(self.grpc):
             raise ConfigError("a pair that runs is named by both --url and --grpc")
         if self.url and self.parity:
@@ -96,7 +108,7 @@ def run_pair(request: PairRequest, *, command: str, as_json: bool) -> int:
     with log_sink(request.out / "logs") as on_line:
         measured = asyncio.run(PairRun(request, on_line=on_line, progress=progress).all())
     plan = dataclasses.asdict(request.plan)
-    result = {"benchmark": "pair", **measured, "plan": plan, **facts, **gpu_facts()}
+    result = {"benchmark": "pair", **measured, "plan": plan, **facts}
     text = json.dumps(result, indent=1)
     (request.out / RESULT_FILE).write_text(text + "\n", encoding="utf-8")
     if as_json:
@@ -127,7 +139,7 @@ class PairRun:
     async def _parity(self) -> dict[str, Any]:
         """The same prompts to a pair on these devices and to one on the CPU, both in float32."""
         request = self._request
-        config = _model_config(request.parity)
+        config = model_config(request.parity)
         plan = ParityPlan.within(config.max_position, arms=request.plan.arms)
         sizes = PairSizes(longest=plan.characters + plan.new_tokens, at_once=1)
 
@@ -150,11 +162,9 @@ class PairRun:
 
     async def _times(self) -> dict[str, Any]:
         request = self._request
-        config = _model_config(request.model)
+        config = model_config(request.model)
         if request.url:
-            return await asyncio.to_thread(
-                self._ask, request.url, request.grpc, vocab_size=config.vocab_size
-            )
+            return await asyncio.to_thread(self._ask, request.url, request.grpc, config=config)
         tables = pair_tables(
             config,
             PairSizes.of(request.plan),
@@ -165,13 +175,16 @@ class PairRun:
         up = self._on_gpus(request.model)
         async with self._running(up, tables, name="pair") as endpoints:
             return await asyncio.to_thread(
-                self._ask, endpoints.url, endpoints.gateway.grpc, vocab_size=config.vocab_size
+                self._ask, endpoints.url, endpoints.gateway.grpc, config=config
             )
 
-    def _ask(self, url: str, grpc: str, *, vocab_size: int) -> dict[str, Any]:
+    def _ask(self, url: str, grpc: str, *, config: ModelConfig) -> dict[str, Any]:
         clients: dict[str, PairClient] = {HTTP: HttpClient(url), GRPC: GrpcClient(grpc)}
         bench = PairBench(
-            self._request.plan, clients=clients, vocab_size=vocab_size, progress=self._progress
+            self._request.plan,
+            clients=clients,
+            vocab_size=config.vocab_size,
+            progress=self._progress,
         )
         try:
             found = summarize(bench.run())
@@ -180,7 +193,10 @@ class PairRun:
         finally:
             for client in clients.values():
                 client.close()
-        return {**found, "pair": pair_facts(url), "settings": self._settings()}
+        facts, surroundings = pair_facts(url), gpu_facts()
+        if not limits_apply(config, workers=facts["workers"], gpus=surroundings["gpus"]):
+            found["limits"] = []
+        return {**found, "pair": facts, "settings": self._settings(), **surroundings}
 
     def _draw(self, bench: PairBench, png_file: Path) -> dict[str, Any]:
         """Draws one request of the shortest prompt, pruned where an arm prunes; what it told."""
@@ -234,5 +250,10 @@ class PairRun:
             await cluster.stop()
 
 
-def _model_config(model: str) -> ModelConfig:
+def model_config(model: str) -> ModelConfig:
+    """The shape of a model that is named or in a folder.
+
+    Raises:
+        ModelLoadError: there is none.
+    """
     return ModelConfig.from_folder(resolve(model))

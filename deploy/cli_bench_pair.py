@@ -18,7 +18,9 @@ def _option(text: str, **more: Any) -> Any:  # noqa: ANN401  typer's own word fo
 Model = Annotated[str, _option("Catalog name or folder; `tandem model random` makes one.")]
 Out = Annotated[Path, _option("Folder that takes pair.json, the settings and the roles' logs.")]
 Arms = Annotated[str, _option("Methods in turn; ratios are to full.")]
-Prompts = Annotated[str, _option("Prompt tokens.")]
+Prompts = Annotated[
+    str, _option("Prompt tokens; empty: those of 10000,32000 that fit, else a length that does.")
+]
 NewTokens = Annotated[int, _option("Tokens of an answer.")]
 AtOnce = Annotated[str, _option("Requests side by side.")]
 Rounds = Annotated[str, _option("Rounds of each, in the order of --at-once.")]
@@ -49,7 +51,7 @@ def pair(
     model: Model = "smollm2",
     out: Out = Path("pair-results"),
     arms: Arms = "full,claa10,claa20,delta,both10",
-    prompts: Prompts = "10000,32000",
+    prompts: Prompts = "",
     new_tokens: NewTokens = 256,
     at_once: AtOnce = "1,16",
     rounds: Rounds = "4,2",
@@ -77,26 +79,44 @@ def pair(
     client's times stand those that the pair tells: the engine's own first token, and what of the
     transfer came after the last computation. Exit code 1: tokens were not those of the slow pair.
 
-    JSON keys: cells (each prompt_tokens, at_once, arms), limits, parity, traced, pair, settings,
+    JSON keys: cells (each prompt_tokens, at_once, arms), limits (of two H200s with the 8B shape,
+    else none), parity, traced, pair, settings,
     plan, gpus, topology, command, commit, uncommitted_changes, hardware and python.
     """
+    from deploy.bench import progress_to
     from deploy.bench_gateway import command_line, parse_counts
     from deploy.bench_pair import PairRequest, run_pair
-    from loadtest.pair.plan import PairPlan
+    from deploy.pair_fit import fitted
+    from loadtest.pair.plan import PROMPTS, PairPlan
 
     plan = PairPlan(
-        arms=tuple(arms.split(",")), prompts=parse_counts(prompts), new_tokens=new_tokens,
+        arms=tuple(arms.split(",")), new_tokens=new_tokens,
+        prompts=parse_counts(prompts) if prompts else PROMPTS,
         loads=_loads(at_once, rounds, warm_ups), short_rounds=short_rounds, seed=seed,
     )  # fmt: skip
     request = PairRequest(
         plan=plan, model=model, out=out, url=url, grpc=grpc, profile=profile, parity=parity,
-        prefill_gpus=parse_counts(prefill_gpus) if prefill_gpus else (),
-        decode_gpus=parse_counts(decode_gpus) if decode_gpus else (),
+        prefill_gpus=_gpus(prefill_gpus, flag="--prefill-gpus"),
+        decode_gpus=_gpus(decode_gpus, flag="--decode-gpus"),
         dtype=dtype or ("bfloat16" if prefill_gpus else "float32"),
         transports=tuple(transports.split(",")), settings_file=config,
         timeline=timeline, commit=commit,
     )  # fmt: skip
+    tell = progress_to(as_json=as_json)
+    request = fitted(request, prompts_given=bool(prompts), tell=tell)
     raise typer.Exit(run_pair(request, command=command_line(), as_json=as_json))
+
+
+def _gpus(text: str, *, flag: str) -> tuple[int, ...]:
+    if not text:
+        return ()
+    try:
+        gpus = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        gpus = (-1,)
+    if min(gpus) < 0:
+        raise ConfigError(f"{flag} cannot be {text!r}: give CUDA's number of a GPU, as 0")
+    return gpus
 
 
 def _loads(at_once: str, rounds: str, warm_ups: str) -> "tuple[Load, ...]":

@@ -35,6 +35,9 @@ ARMS: Mapping[str, PairArm] = {
 
 BASE = "full"
 
+PROMPTS = (10_000, 32_000)
+"""Usual prompt lengths in tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -58,7 +61,7 @@ class PairPlan:
 
     arms: tuple[str, ...] = tuple(ARMS)
     """Names, in the order of the first round; later ones turn it around."""
-    prompts: tuple[int, ...] = (10_000, 32_000)
+    prompts: tuple[int, ...] = PROMPTS
     """Prompt tokens."""
     new_tokens: int = 256
     """Tokens of an answer."""

@@ -7,6 +7,8 @@ from loadtest.pair.clients import Timed
 from loadtest.pair.measure import Volley
 from loadtest.pair.plan import ARMS, BASE
 from loadtest.spread import paired_ratios, spread
+from shared.model.config import ModelConfig
+from shared.model.shapes import MODEL_SHAPES
 
 MOST_ADDED_MS = 6.0
 """What may stand between the engine's own first token and a client's, one request at a time."""
@@ -16,6 +18,13 @@ MOST_EXPOSED = 0.02
 """Transfer after the last computation over the time to first token, at `RATIO_TOKENS`."""
 RATIO_TOKENS = 10_000
 """Prompt length of two of the limits."""
+LIMITED_GPU = "H200"
+"""In the names of both GPUs that the limits are for."""
+LIMITED_SHAPE = MODEL_SHAPES["llama-3.1-8b"]
+"""The shape that they are for."""
+_SIZES = (
+    "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
+)  # fmt: skip
 
 
 def summarize(volleys: Sequence[Volley]) -> dict[str, Any]:
@@ -26,6 +35,26 @@ def summarize(volleys: Sequence[Volley]) -> dict[str, Any]:
         for tokens, at_once in keys
     ]
     return {"cells": cells, "limits": _limits(cells)}
+
+
+def limits_apply(
+    model: ModelConfig, *, workers: Sequence[Mapping[str, Any]], gpus: Sequence[Mapping[str, str]]
+) -> bool:
+    """Whether a pair is what the limits are for: the 8B shape, each role on an H200 of its own.
+
+    Args:
+        model: its shape.
+        workers: its workers with their `device`.
+        gpus: those of the machine with their `name`.
+    """
+    devices = {str(worker["device"]) for worker in workers}
+    return (
+        all(getattr(model, size) == getattr(LIMITED_SHAPE, size) for size in _SIZES)
+        and len(devices) > 1
+        and all(device.startswith("cuda") for device in devices)
+        and bool(gpus)
+        and all(LIMITED_GPU in gpu["name"] for gpu in gpus)
+    )
 
 
 def _key(volley: Volley) -> tuple[int, int]:

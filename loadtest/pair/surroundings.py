@@ -36,7 +36,7 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def pair_facts(url: str) -> dict[str, Any]:
-    """Version, model and workers of a gateway, and how each pair of workers is joined.
+    """Version, model, context and workers of a gateway, and how each pair of workers is joined.
 
     Raises:
         UnavailableError: it cannot be reached.
@@ -56,6 +56,7 @@ def pair_facts(url: str) -> dict[str, Any]:
     return {
         "version": version["version"],
         "model": properties["model"],
+        "max_model_len": properties["max_model_len"],
         "workers": [
             {name: worker[name] for name in _PLACE_FIELDS if name in worker} for worker in workers
         ],

@@ -18,7 +18,6 @@ from shared.model.random import random_tensors
 from shared.model.state import DTYPES, build_transformer
 from shared.model.transformer import Transformer
 
-
 SEEDS = 1 << 63
 """Seeds are below this: every one of them is a seed of torch's generators."""
 

@@ -1,6 +1,7 @@
 """`tandem bench pair` on a pair that runs already: both clients, every method, a picture."""
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ from typing import Any
 import pytest
 
 from deploy.bench_pair import RESULT_FILE, PairRequest, run_pair
+from deploy.pair_fit import fitted
 from loadtest.pair.clients import GrpcClient, HttpClient, PairClient, Question
 from loadtest.pair.parity import ParityPlan, compare
 from loadtest.pair.plan import ARMS, Load, PairPlan
 from loadtest.pair.surroundings import pair_facts
-from shared.errors import InvalidRequestError, TandemError, UnavailableError
+from shared.errors import ConfigError, InvalidRequestError, TandemError, UnavailableError
 from tests.support.full_stack import Stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -122,4 +124,12 @@ async def test_a_run_is_written_with_its_picture(
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
     assert {worker["role"] for worker in found["pair"]["workers"]} == {"prefill", "decode"}
     assert found["plan"]["prompts"] == [200, 400]
+    assert found["limits"] == [], "they are for two H200s with the 8B shape"
+    with pytest.raises(ConfigError, match="give smaller --prompts"):
+        await asyncio.to_thread(
+            fitted,
+            dataclasses.replace(request, out=tmp_path / "other", plan=PairPlan(prompts=(1 << 20,))),
+            prompts_given=True,
+            tell=print,
+        )
     assert "| CLAA 10 % |" in capsys.readouterr().out

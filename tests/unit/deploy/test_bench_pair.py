@@ -1,5 +1,6 @@
 """`tandem bench pair` without a pair: its settings, its flags and what it prints."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy import bench_pair, cli
-from deploy.bench_pair import RESULT_FILE, PairRequest
+from deploy.bench_pair import RESULT_FILE, PairRequest, model_config
+from deploy.pair_fit import fitted, fitting_prompts
 from deploy.pair_settings import PairSizes, pair_tables, write_tables
 from deploy.pair_tables import print_result
 from deploy.settings import ROLE_NAMES, load_role
 from loadtest.pair.plan import PairPlan
+from loadtest.pair.summary import limits_apply
 from loadtest.pair.surroundings import gpu_facts
 from shared.errors import ConfigError
 from shared.model.shapes import MODEL_SHAPES
@@ -124,6 +127,11 @@ def test_tables_are_markdown(capsys: pytest.CaptureFixture[str]) -> None:
         ["--url", "http://127.0.0.1:1", "--grpc", "h:2", "--parity", "smollm2"],
         ["--prompts", "many"],
         ["--timeline", "/nowhere/at/all.png"],
+        ["--dtype", "int4", "--parity", "smollm2"],
+        ["--url", "https://127.0.0.1:1", "--grpc", "h:2"],
+        ["--url", "http://", "--grpc", "h:2"],
+        ["--prefill-gpus", "x"],
+        ["--decode-gpus", "-1"],
     ],
     ids=str,
 )
@@ -168,3 +176,62 @@ def test_gpus_are_what_the_drivers_tool_says(
     assert found["gpus"][0]["name"] == "H200"
     assert found["gpus"][0]["driver_version"] == "580.1"
     assert found["topology"] == "GPU0 NV18"
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *flags: str) -> PairRequest:
+    """What would be measured; nothing starts."""
+    requests: list[PairRequest] = []
+
+    def run(request: PairRequest, **_: object) -> int:
+        requests.append(request)
+        return 0
+
+    monkeypatch.setattr(bench_pair, "run_pair", run)
+    found = CliRunner().invoke(cli.app, ["bench", "pair", *flags])
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return requests[0]
+
+
+def test_prompts_that_do_not_fit_the_model_are_refused_before_a_pair_starts(
+    monkeypatch: pytest.MonkeyPatch, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    positions = model_config(str(tiny_model_dir)).max_position
+    flags = ("--model", str(tiny_model_dir), "--out", str(tmp_path), "--new-tokens", "10")
+    longest = str(positions - 10)
+    assert asked(monkeypatch, *flags, "--prompts", longest).plan.longest == positions
+    with pytest.raises(ConfigError, match="give smaller --prompts or --new-tokens"):
+        asked(monkeypatch, *flags, "--prompts", str(positions - 9))
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[decode]\nmax_model_len = 64\n")
+    with pytest.raises(ConfigError, match="the context of 64: give smaller --prompts"):
+        asked(monkeypatch, *flags, "--prompts", longest, "--config", str(settings))
+
+
+def test_without_prompts_those_that_fit_are_taken_and_others_are_told(
+    monkeypatch: pytest.MonkeyPatch, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    model = ["--model", str(tiny_model_dir), "--out", str(tmp_path)]
+    plan = asked(monkeypatch, *model, "--new-tokens", "9").plan
+    assert plan.longest <= model_config(str(tiny_model_dir)).max_position
+    assert fitting_prompts(131_072, new_tokens=256) == (10_000, 32_000)
+    assert fitting_prompts(32_255, new_tokens=256) == (10_000,)
+    assert fitting_prompts(8_192, new_tokens=256) == (7_000,)
+    assert fitting_prompts(512, new_tokens=256) == (256,)
+    with pytest.raises(ConfigError, match="smaller --new-tokens"):
+        fitting_prompts(256, new_tokens=256)
+    told: list[str] = []
+    request = PairRequest(plan=PairPlan(), model=str(tiny_model_dir), out=tmp_path)
+    short = dataclasses.replace(request, plan=PairPlan(new_tokens=9))
+    assert fitted(short, prompts_given=False, tell=told.append).plan == plan
+    assert "--prompts names others" in told[0]
+
+
+def test_limits_are_those_of_two_h200s_with_the_8b_shape() -> None:
+    workers = [{"device": "cuda:0"}, {"device": "cuda:1"}]
+    gpus = [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]
+    assert limits_apply(LLAMA, workers=workers, gpus=gpus)
+    assert not limits_apply(MODEL_SHAPES["smollm2-135m"], workers=workers, gpus=gpus)
+    assert not limits_apply(LLAMA, workers=[workers[0]] * 2, gpus=gpus)
+    assert not limits_apply(LLAMA, workers=[{"device": "cpu"}] * 2, gpus=[])
+    assert not limits_apply(LLAMA, workers=workers, gpus=[{"name": "NVIDIA A100"}] * 2)
