@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.settings import CONFIG_CLASSES, config_class
 from shared.config.bounds import MAX_SECONDS
 from shared.config.fields import describe
-from shared.config.loader import load_config
+from shared.config.loader import LoadedConfig, load_config
 from shared.errors import ConfigError
 
 FLOATS = [
@@ -30,7 +31,7 @@ def load(role: str, name: str, text: str, tmp_path: Path) -> object:
     """As the command line, with no file and no environment."""
     empty = tmp_path / "empty.toml"
     empty.touch()
-    loaded = load_config(
+    loaded: LoadedConfig[Any] = load_config(
         config_class(role), section=role, flags={name: text}, environ={}, file=empty
     )
     return getattr(loaded.value, name)
