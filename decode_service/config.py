@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.config.bounds import check_numbers
 from shared.errors import ConfigError
 from shared.types.memory_kind import check_memory
 
@@ -112,6 +113,7 @@ class DecodeConfig:
     """Fill freed pages with NaN, to find reads of stale memory."""
 
     def __post_init__(self) -> None:
+        check_numbers(self, role="decode")
         for names, lowest, unit in _BOUNDS:
             for name in names:
                 value = getattr(self, name)

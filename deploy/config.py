@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.config.bounds import check_numbers
 from shared.errors import ConfigError
 
 
@@ -56,6 +57,7 @@ class UpConfig:
     """Seconds that a role may take to finish its requests when asked to stop."""
 
     def __post_init__(self) -> None:
+        check_numbers(self, role="up")
         if self.prefill < 0 or self.decode < 1:
             raise ConfigError(
                 f"prefill {self.prefill} and decode {self.decode} cannot serve: decode needs at "

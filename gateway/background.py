@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from shared.errors import TandemError
+from shared.errors import TandemError, UnreachableError
 
 _log = structlog.get_logger(__name__)
 
@@ -44,6 +44,8 @@ class Background:
     async def _guard(work: Coroutine[Any, Any, None], name: str) -> None:
         try:
             await work
+        except UnreachableError as error:  # its worker is gone, and what it held with it
+            _log.info("background task has nobody to tell", task=name, reason=error.message)
         except TandemError as error:
             _log.warning("background task failed", task=name, reason=error.message)
 

@@ -4,8 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.tools.registry import check_setting
+from shared.config.bounds import check_numbers, check_range
 from shared.errors import ConfigError
 from shared.wire.sampling import MAX_BRANCHES
+
+MAX_RETRY_BUDGET = 1000
+"""Retries for each request; more bounds nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,9 @@ class GatewayConfig:
     max_retries: int = 2
     """Attempts after the first one when a worker fails before its answer began."""
     retry_budget: float = 0.1
-    """Share of the recent requests that may be tried again; ten in ten seconds always may."""
+    """Share of the last ten seconds' requests that may be tried again or replayed; ten always may.
+    For all rows of a decode worker (its max_batch) to be replayed when it dies: rows divided by the
+    requests of ten seconds, as 1.6 for 32 rows at 2 requests a second."""
     replay_answers: bool = False
     """An answer whose decode worker dies after tokens were sent goes on at another pair, once, if
     its request allows it (`tandem.replay`): prompt and answer so far are read again, and what
@@ -132,22 +138,9 @@ class GatewayConfig:
     """Mean time per later token that tandem_slo_met_total counts as kept, in seconds."""
 
     def __post_init__(self) -> None:
-        positive = {
-            "max_body_bytes": self.max_body_bytes,
-            "queue_tokens": self.queue_tokens,
-            "queue_requests": self.queue_requests,
-            "queue_wait_s": self.queue_wait_s,
-            "worker_prompt_tokens": self.worker_prompt_tokens,
-            "request_timeout_s": self.request_timeout_s,
-            "keepalive_s": self.keepalive_s,
-            "poll_interval_s": self.poll_interval_s,
-            "breaker_failures": self.breaker_failures,
-            "breaker_cooldown_s": self.breaker_cooldown_s,
-            "debug_bytes": self.debug_bytes,
-            "slo_ttft_s": self.slo_ttft_s,
-            "slo_tpot_s": self.slo_tpot_s,
-        }
-        for name, value in positive.items():
+        check_numbers(self, role="gateway")
+        for name in _POSITIVE:
+            value = getattr(self, name)
             if value <= 0:
                 raise ConfigError(
                     f"{name} is {value}, but nothing works without it; give a value above 0"
@@ -160,14 +153,32 @@ class GatewayConfig:
         check_setting(self.tool_parser)
         if not 1 <= self.max_choices <= MAX_BRANCHES:
             raise ConfigError(f"max_choices is {self.max_choices}; give 1 to {MAX_BRANCHES}")
-        for name in (
-            "max_retries",
-            "retry_budget",
-            "link_band_tokens",
-            "short_prompt_tokens",
-            "key_requests_per_minute",
-            "key_tokens_per_minute",
-            "debug_requests",
-        ):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give 0 or more")
+        check_range(self, ("retry_budget",), role="gateway", low=0, high=MAX_RETRY_BUDGET)
+        check_range(self, _NOT_NEGATIVE, role="gateway", low=0)
+
+
+_POSITIVE = (
+    "max_body_bytes",
+    "queue_tokens",
+    "queue_requests",
+    "queue_wait_s",
+    "worker_prompt_tokens",
+    "request_timeout_s",
+    "keepalive_s",
+    "poll_interval_s",
+    "breaker_failures",
+    "breaker_cooldown_s",
+    "debug_bytes",
+    "slo_ttft_s",
+    "slo_tpot_s",
+)
+
+_NOT_NEGATIVE = (
+    "max_retries",
+    "link_band_tokens",
+    "short_prompt_tokens",
+    "key_requests_per_minute",
+    "key_tokens_per_minute",
+    "drain_timeout_s",
+    "debug_requests",
+)

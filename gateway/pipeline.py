@@ -16,6 +16,7 @@ from gateway.entrance import Entrance, Place
 from gateway.job import Event, Finished, GenerationJob, RequestReport, Try
 from gateway.observer import RequestObserver
 from gateway.principal import current_principal
+from gateway.retry_budget import without_budget
 from gateway.retry_policy import RetryPolicy
 from gateway.run_state import RunState
 from gateway.timeline import Timeline
@@ -166,7 +167,8 @@ class Pipeline:
                 self._blame(state, attempt, error)
                 await attempt.look_again(error)
                 if not self._may_retry(state, error, failures):
-                    raise attempt.named(error) from error
+                    named = attempt.named(error)
+                    raise (without_budget(named) if state.out_of_budget else named) from error
                 self._retrying(state, error)
             else:
                 return
@@ -183,7 +185,8 @@ class Pipeline:
         router, tokens = self._services.router, state.read_tokens
         if overloaded and not router.has_alternative(tokens, avoid=state.avoid):
             return False
-        return self._retries.budget.take()
+        state.out_of_budget = not self._retries.budget.take()
+        return not state.out_of_budget
 
     def _blame(self, state: RunState, attempt: Attempt, error: TandemError) -> None:
         self._services.workers.failed(attempt.blamed.worker_id, error)

@@ -70,6 +70,7 @@ class Replays:
             return False
         refusal = self._refusal(state)
         if refusal is not None:
+            state.out_of_budget = refusal is ReplayOutcome.NO_BUDGET
             self._count(refusal)
             self._tell(state, refusal.value)
             return False

@@ -6,6 +6,8 @@ Without it a service that fails under load gets two or three times that load.
 import time
 from collections.abc import Callable
 
+from shared.errors import TandemError
+
 WINDOW_S = 10
 """Seconds that count as recent."""
 
@@ -58,3 +60,14 @@ class RetryBudget:
         for second in [s for s in counts if s <= oldest]:
             del counts[second]
         return sum(counts.values())
+
+
+def without_budget(error: TandemError) -> TandemError:
+    """The error of a request that would have been tried again; its text names the setting."""
+    return type(error)(
+        f"{error.message}; the gateway did not try again by itself, because the retries of the "
+        "last seconds used up its retry_budget",
+        code=error.error_code,
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+    )

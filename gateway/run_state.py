@@ -36,6 +36,8 @@ class RunState:
     """The running attempt passed on more than it was given: only a replay can take over."""
     replays: int = 0
     """Times that a new pair took over an answer in mid-stream."""
+    out_of_budget: bool = False
+    """It might have been tried again, had the retry budget not been used up."""
     attempts: int = 0
     """Attempt numbers given out."""
     avoid: set[str] = field(default_factory=set)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.config.bounds import check_numbers
 from shared.errors import ConfigError
 from shared.types.memory_kind import check_memory
 
@@ -111,6 +112,7 @@ class PrefillConfig:
         return ", ".join(entry.strip() for entry in self.faults)
 
     def __post_init__(self) -> None:
+        check_numbers(self, role="prefill")
         self._require(("chunk_tokens", "device_chunk_tokens", "queue_tokens"), low=1)
         self._require(("delivery_tries", "buffer_bytes", "pack_prompts"), low=1)
         self._require(("pack_tokens", "device_pack_tokens"), low=0)

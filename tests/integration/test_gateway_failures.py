@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from structlog.testing import capture_logs
 
 from shared.errors import HandoffError, OverloadedError, UnavailableError
 from tests.support.gateway_rig import (
@@ -219,6 +220,37 @@ async def test_a_dead_worker_is_known_with_the_first_request(folder: Path, role:
         assert response.json()["error"]["code"] == f"no_{role}_worker"
         assert response.headers["retry-after"]
         assert (await rig.http.get("/health/ready")).status_code == 503
+
+
+async def test_a_refused_retry_names_the_budget(folder: Path) -> None:
+    async with running_rig(
+        folder, prefills=2, retry_budget=0.0, max_retries=1, breaker_failures=999
+    ) as rig:
+        for prefill in rig.prefills:
+            prefill.plan.at("call", GONE, times=99)
+        errors = [(await rig.chat()).json()["error"] for _ in range(12)]
+        assert {error["code"] for error in errors} == {"no_prefill_worker"}
+        told = ["retry_budget" in error["message"] for error in errors]
+        assert told == [False] * 10 + [True] * 2
+
+
+async def test_a_worker_that_died_is_no_warning_of_what_it_is_not_told(folder: Path) -> None:
+    async with running_rig(folder, poll_interval_s=60.0) as rig:
+        gate = asyncio.Event()
+        rig.decodes[0].plan.at("accepted", gate)
+        with capture_logs() as lines:
+            asked = asyncio.create_task(rig.chat())
+            await rig.simulation.seen("d0", "Decode")
+            await rig.prefills[0].stop()
+            gate.set()
+            assert (await asked).status_code == 200
+
+            async def told() -> bool:
+                return any(line.get("task") == "release" for line in lines)
+
+            await until(told)
+        levels = {line["log_level"] for line in lines if line.get("task") == "release"}
+        assert levels == {"info"}
 
 
 async def test_a_transfer_that_died_with_its_worker_is_not_tried_there_again(folder: Path) -> None:

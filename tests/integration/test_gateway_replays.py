@@ -151,9 +151,11 @@ async def test_a_budget_that_is_used_up_ends_it(folder: Path) -> None:
     ) as rig:
         for worker in rig.decodes:
             worker.plan.at("token:3", Die(), times=99)
-        for _ in range(12):
-            assert error_of(await rig.chat(stream=True, **ASKED))["code"] == "no_decode_worker"
+        errors = [error_of(await rig.chat(stream=True, **ASKED)) for _ in range(12)]
+        assert {error["code"] for error in errors} == {"no_decode_worker"}
         found = await outcomes(rig)
+        told = ["retry_budget" in error["message"] for error in errors]
+        assert sum(told) == found["no_budget"]
         assert found.keys() == {"failed", "no_budget"}
         assert found["failed"] + found["no_budget"] == 12
 

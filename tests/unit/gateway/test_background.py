@@ -5,7 +5,7 @@ import asyncio
 from structlog.testing import capture_logs
 
 from gateway.background import Background
-from shared.errors import UnavailableError
+from shared.errors import UnavailableError, UnreachableError
 
 
 async def _fails(error: Exception) -> None:
@@ -21,6 +21,15 @@ async def test_failures_of_every_kind_are_logged() -> None:
         await asyncio.sleep(0)
     said = {line["task"]: line["log_level"] for line in lines}
     assert said == {"expected": "warning", "defect": "error"}
+
+
+async def test_a_worker_that_is_gone_is_no_warning() -> None:
+    background = Background()
+    with capture_logs() as lines:
+        background.spawn(_fails(UnreachableError("nobody listens")), name="release")
+        await background.close(timeout_s=5.0)
+    (line,) = lines
+    assert (line["log_level"], line["reason"]) == ("info", "nobody listens")
 
 
 async def test_closing_waits_for_what_ends() -> None:
