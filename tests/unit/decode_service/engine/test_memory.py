@@ -1,6 +1,8 @@
 """The memory of a decode worker that does not fit its machine."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from decode_service.engine.memory import allocate
 from shared.errors import ConfigError
 from shared.model.weights import load_model
 
-SMALL = {"kv_bytes": 1 << 20, "slab_bytes": 1 << 20}
+SMALL = DecodeConfig(kv_bytes=1 << 20, slab_bytes=1 << 20)
 HUGE = 10**15
 
 
@@ -22,15 +24,15 @@ HUGE = 10**15
     ],
 )
 def test_what_the_machine_has_not_got_is_a_wrong_setting(
-    tiny_model_dir: Path, settings: dict[str, int], named: str
+    tiny_model_dir: Path, settings: dict[str, Any], named: str
 ) -> None:
     loaded = load_model(str(tiny_model_dir))
     with pytest.raises(ConfigError, match="this machine has") as caught:
-        allocate(DecodeConfig(**{**SMALL, **settings}), loaded)
+        allocate(replace(SMALL, **settings), loaded)
     assert caught.value.param == named
 
 
 def test_what_fits_is_allocated(tiny_model_dir: Path) -> None:
-    memory = allocate(DecodeConfig(**SMALL), load_model(str(tiny_model_dir)))
+    memory = allocate(SMALL, load_model(str(tiny_model_dir)))
     assert memory.slab.total_bytes == 1 << 20
     assert memory.size.num_bytes <= 1 << 20

@@ -1,10 +1,17 @@
 """How full a KV cache is said to be."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from prometheus_client import CollectorRegistry
 
 from decode_service.engine.kv_cache import PagedKvCache
-from decode_service.engine.status import PageUse
+from decode_service.engine.recorder import MetricsRecorder
+from decode_service.engine.status import PageUse, TokenRate, measure_load
 from shared.kv.geometry import KvGeometry
+from shared.kv.slab import Slab
+from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
 
 GEOMETRY = KvGeometry(num_layers=6, num_kv_heads=2, head_dim=16)
 
@@ -40,3 +47,24 @@ def test_a_group_without_layers_says_nothing(whole_layers: int) -> None:
     assert cache.reserve(front_tokens=32, rest_tokens=32) is not None
     use = PageUse.of(cache)
     assert (use.total, use.held, use.share, use.free) == (8, 2, 0.25, 6)
+
+
+def test_metric_and_load_tell_the_fuller_group() -> None:
+    registry = CollectorRegistry()
+    rate = TokenRate(lambda: 0.0)
+    recorder = MetricsRecorder(
+        DecodeMetrics(registry),
+        transfer=HandoffFailureMetrics(registry),
+        health=HealthMetrics(registry),
+        rate=rate,
+        num_layers=6,
+    )
+    cache = cache_of(front=40, rest=4)
+    cache.reserve(front_tokens=64, rest_tokens=64)
+    idle = SimpleNamespace(num_running=0, num_waiting=0, stalled_seconds=0.0)
+    worker: Any = SimpleNamespace(table=SimpleNamespace(draining=False), engine=idle)
+    load = measure_load(worker, cache=cache, slab=Slab(64), rate=rate, max_batch=1)
+    recorder.refresh(load, expired=0, tokens_refused=0)
+    assert registry.get_sample_value("tandem_kv_utilization") == 1.0
+    assert registry.get_sample_value("tandem_kv_pages_used") == 8
+    assert (load.free_pages, load.total_pages) == (0, 44)
