@@ -22,15 +22,19 @@ def run_kernels(name: str, flags: Sequence[str], *, device: str = "cuda", as_jso
         ConfigError: there is no Triton, or no GPU.
         TandemError: as the benchmark does.
     """
+    no_gpu = device == "cuda" and not torch.cuda.is_available()
     if find_spec("triton") is None:
         raise ConfigError(
             "this benchmark runs Triton kernels, and package triton is not installed: install "
             "Tandem's extra gpu"
+            + (", on a machine with a GPU: PyTorch sees no CUDA device here" if no_gpu else ""),
+            code="no_device" if no_gpu else None,
         )
-    if device == "cuda" and not torch.cuda.is_available():
+    if no_gpu:
         raise ConfigError(
             "--device cuda: PyTorch sees no CUDA device on this machine; see `tandem doctor`, or "
-            "use --device cpu"
+            "use --device cpu",
+            code="no_device",
         )
     # It imports Triton, which machines without a GPU need not have.
     benchmark = import_module(f"loadtest.micro.{name}")

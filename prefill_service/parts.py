@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from prometheus_client import CollectorRegistry
 
 from prefill_service.config import PrefillConfig
@@ -28,6 +29,7 @@ from shared.discovery.address_guard import AddressGuard
 from shared.errors import ConfigError
 from shared.grammar.compiler import GrammarCompiler
 from shared.kv.geometry import KvGeometry
+from shared.kv.room import allocating, check_room
 from shared.kv.slab_layout import aligned
 from shared.kv_memory.tensor_memory import TensorMemory
 from shared.model.probe import AttentionChoice
@@ -229,7 +231,10 @@ def _memory(config: PrefillConfig, *, local: bool) -> MemoryChoice:
 def _buffer(config: PrefillConfig, memory: MemoryChoice) -> TensorMemory | None:
     if memory.kind is MemoryKind.HOST:
         return None
-    return TensorMemory(aligned(config.buffer_bytes), device=config.device)
+    if torch.device(config.device).type == "cpu":
+        check_room({"buffer_bytes": config.buffer_bytes})
+    with allocating("buffer_bytes", nbytes=config.buffer_bytes, place=config.device):
+        return TensorMemory(aligned(config.buffer_bytes), device=config.device)
 
 
 def _max_model_len(config: PrefillConfig, loaded: LoadedModel) -> int:

@@ -107,9 +107,16 @@ def _check_size(spec: ReserveSpec, capacity: Capacity, tokens: GroupTokens) -> N
     has_front = capacity.whole_layers == 0 or front <= capacity.pages_front
     has_rest = capacity.whole_layers == capacity.identity.num_layers or rest <= capacity.pages_rest
     if not (has_front and has_rest):
+        fewer = has_front and capacity.pages_rest < capacity.pages_front
+        raised = (
+            "the pruned layers have the fewer pages by --rest-share or --pages-rest: raise that or "
+            "--kv-bytes, shorten the prompt"
+            if fewer
+            else "raise --kv-bytes, shorten the prompt"
+        )
         raise InvalidRequestError(
             f"the request needs {front} and {rest} KV pages in the two length groups, this worker "
-            f"has {capacity.pages_front} and {capacity.pages_rest} in all; raise --kv-bytes, "
-            "shorten the prompt or lower max_tokens" + (" or n" if others else ""),
+            f"has {capacity.pages_front} and {capacity.pages_rest} in all; {raised} or lower "
+            "max_tokens" + (" or n" if others else ""),
             param="n" if others else None,
         )

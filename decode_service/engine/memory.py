@@ -2,14 +2,18 @@
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from decode_service.config import DecodeConfig
 from decode_service.engine.admission import Capacity
 from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.sizing import CacheSize, size_cache
+from shared.kv.room import allocating, check_room
 from shared.kv.slab import Slab
 from shared.model.weights import LoadedModel
 from shared.transport.memory_choice import MemoryChoice, choose_memory
 from shared.transport.probe_ground import SPARE_BYTES
+from shared.types.memory_kind import MemoryKind
 from shared.types.topology import Topology
 
 
@@ -42,7 +46,8 @@ def allocate(config: DecodeConfig, loaded: LoadedModel) -> WorkerMemory:
     """Allocates it as the settings say.
 
     Raises:
-        ConfigError: not even one page or one byte of slab, or the device has no such memory.
+        ConfigError: not even one page or one byte of slab, more than there is room for, or the
+            device has no such memory.
     """
     model = loaded.model
     size = size_cache(
@@ -53,21 +58,31 @@ def allocate(config: DecodeConfig, loaded: LoadedModel) -> WorkerMemory:
         pages_rest=config.pages_rest,
         rest_share=config.rest_share,
     )
-    cache = PagedKvCache(
-        model.geometry(),
-        whole_layers=size.whole_layers,
-        pages_front=size.pages_front,
-        pages_rest=size.pages_rest,
-        device=config.device,
-        poison=config.poison,
-    )
     required = config.require_transport
     landing = choose_memory(
         config.kv_memory,
         device=config.device,
         transports=(required,) if required else config.transports,
     )
-    slab = Slab(config.slab_bytes, spare_bytes=SPARE_BYTES, allocate=landing.allocator)
+    pages = "pages_front, pages_rest" if config.pages_front or config.pages_rest else "kv_bytes"
+    computes_on_host = torch.device(config.device).type == "cpu"
+    lands_on_host = computes_on_host or landing.kind is MemoryKind.HOST
+    check_room(
+        ({pages: size.num_bytes} if computes_on_host else {})
+        | ({"slab_bytes": config.slab_bytes} if lands_on_host else {})
+    )
+    with allocating(pages, nbytes=size.num_bytes, place=config.device):
+        cache = PagedKvCache(
+            model.geometry(),
+            whole_layers=size.whole_layers,
+            pages_front=size.pages_front,
+            pages_rest=size.pages_rest,
+            device=config.device,
+            poison=config.poison,
+        )
+    place = "the host" if lands_on_host else config.device
+    with allocating("slab_bytes", nbytes=config.slab_bytes, place=place):
+        slab = Slab(config.slab_bytes, spare_bytes=SPARE_BYTES, allocate=landing.allocator)
     longest = model.config.max_position
     capacity = Capacity(
         identity=model.identity(config.model_name or loaded.name),

@@ -77,13 +77,12 @@ class MetricsRecorder:
             expired: handoffs that ended by their lease, since the start.
             tokens_refused: pushes and commits without the token of their grant, since the start.
         """
-        used = load.total_pages - load.free_pages
         self._decode.running.set(load.running)
         self._decode.waiting.set(load.waiting)
-        self._decode.kv_pages_used.set(used)
+        self._decode.kv_pages_used.set(load.held_pages)
         self._decode.kv_pages_total.set(load.total_pages)
         self._decode.kv_page_tokens.set(PAGE_SIZE)
-        self._decode.kv_utilization.set(used / load.total_pages)
+        self._decode.kv_utilization.set(load.kv_utilization)
         self._health.engine_last_step_age_seconds.set(load.stalled_seconds)
         self._decode.kv_lease_expired.inc(expired - self._expired)
         self._expired = expired

@@ -49,17 +49,22 @@ def size_cache(
         rest_share: pages of the rest group for each one of the front group.
 
     Raises:
-        ConfigError: not even one page fits.
+        ConfigError: not even one page fits, in both groups or by `rest_share` in the rest group.
     """
     whole_layers = min(pruning.deferred_layers, pruning.pruning_layer + 1, geometry.num_layers)
     rest_layers = geometry.num_layers - whole_layers
     share = int(kv_bytes // (geometry.page_bytes * (whole_layers + rest_layers * rest_share)))
-    front, rest = pages_front or share, pages_rest or int(share * rest_share)
+    front = pages_front or share
+    rest = pages_rest or (int(share * rest_share) if rest_layers else share)
+    if rest < 1 <= share:
+        raise ConfigError(
+            f"rest_share {rest_share:g} leaves the pruned layers no page: of kv_bytes {kv_bytes} "
+            f"the others get {share}, and they {rest_share:g} of that; raise rest_share or kv_bytes"
+        )
     if min(front, rest) < 1:
         raise ConfigError(
             f"kv_bytes {kv_bytes} holds no page: one takes {geometry.page_bytes} bytes in each of "
-            f"{geometry.num_layers} layers, and pruned layers get {rest_share:g} of the others'; "
-            "raise kv_bytes or rest_share"
+            f"{geometry.num_layers} layers; raise kv_bytes"
         )
     return CacheSize(
         whole_layers=whole_layers,

@@ -24,9 +24,13 @@ class WorkerLoad:
     waiting: int
     """Rows that wait for their first step."""
     free_pages: int
-    """Pages free, over both length groups."""
+    """Of `total_pages`, as large a share as is free of the fuller length group; see `PageUse`."""
     total_pages: int
     """Pages in all."""
+    held_pages: int
+    """Pages held, over both length groups."""
+    kv_utilization: float
+    """Share of pages held in the fuller length group."""
     free_slab_bytes: int
     """Bytes of the landing slab in no lease."""
     quarantined_slab_bytes: int
@@ -45,6 +49,36 @@ class WorkerLoad:
     """Prompt tokens that wait for the prefill engine beside; 0 without one."""
     local_prefill_tokens: int = 0
     """Longest prompt that the prefill engine beside would take now; 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageUse:
+    """How full a KV cache is.
+
+    A request takes pages of both length groups, so the cache is as full as the fuller one. Groups
+    of unlike size (`rest_share`) fill unlike fast: their sum would hide that one is full.
+    """
+
+    total: int
+    """Pages of both groups."""
+    held: int
+    """Pages held, of both groups."""
+    share: float
+    """Share of pages held in the fuller group."""
+    free: int
+    """As large a share of `total` as the fuller group has free, rounded down."""
+
+    @classmethod
+    def of(cls, cache: PagedKvCache) -> "PageUse":
+        """Counts the pages of a cache."""
+        pools = [pool.pages for pool in cache.pools.values() if pool.layers]
+        total = sum(pages.num_pages for pages in pools)
+        return cls(
+            total=total,
+            held=total - sum(pages.num_free for pages in pools),
+            share=max(1 - pages.num_free / pages.num_pages for pages in pools),
+            free=min(total * pages.num_free // pages.num_pages for pages in pools),
+        )
 
 
 class TokenRate:
@@ -82,13 +116,16 @@ def measure_load(
     worker: DecodeWorker, *, cache: PagedKvCache, slab: Slab, rate: TokenRate, max_batch: int
 ) -> WorkerLoad:
     """Takes a snapshot; on the event loop."""
+    use = PageUse.of(cache)
     pools = [pool.pages for pool in cache.pools.values() if pool.layers]
     return WorkerLoad(
         draining=worker.table.draining,
         running=worker.engine.num_running,
         waiting=worker.engine.num_waiting,
-        free_pages=sum(pages.num_free for pages in pools),
-        total_pages=sum(pages.num_pages for pages in pools),
+        free_pages=use.free,
+        total_pages=use.total,
+        held_pages=use.held,
+        kv_utilization=use.share,
         free_slab_bytes=slab.free_bytes,
         quarantined_slab_bytes=slab.quarantined_bytes,
         total_slab_bytes=slab.total_bytes,

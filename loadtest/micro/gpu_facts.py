@@ -22,7 +22,9 @@ def require_kernels(device: torch.device) -> None:
         ConfigError: neither is so, or there is no such GPU.
     """
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("PyTorch sees no CUDA device on this machine: use --device cpu")
+        raise ConfigError(
+            "PyTorch sees no CUDA device on this machine: use --device cpu", code="no_device"
+        )
     if device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise ConfigError("without a GPU the interpreter runs kernels: set TRITON_INTERPRET=1")
 

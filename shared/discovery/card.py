@@ -35,7 +35,7 @@ class WorkerCard:
     running: int = 0
     """Requests running."""
     free_pages: int = 0
-    """KV pages free."""
+    """Of all KV pages, as large a share as is free in the fuller of both length groups."""
     total_pages: int = 0
     """KV pages in all; 0 where they are not told."""
     transports: tuple[str, ...] = ()

@@ -330,7 +330,9 @@ class DecodeMetrics(GrammarMetrics):
             "tandem_kv_page_tokens", "KV slots of a page", registry=registry
         )
         self.kv_utilization = Gauge(
-            "tandem_kv_utilization", "Share of KV pages held", registry=registry
+            "tandem_kv_utilization",
+            "Share of KV pages held in the fuller of both length groups",
+            registry=registry,
         )
         self.step_seconds = Histogram(
             "tandem_step_seconds", "One decode step", buckets=STEP_BUCKETS, registry=registry

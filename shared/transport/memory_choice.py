@@ -60,6 +60,13 @@ def choose_memory(setting: str, *, device: str, transports: Sequence[str]) -> Me
     against = _against(device, transports)
     if against and setting == AUTO:
         return on_host(against)
+    if against and torch.device(device).type == "cpu":
+        raise ConfigError(
+            f"kv_memory device cannot be had: device {device} computes in host memory, and has "
+            f"none of its own; set kv_memory to auto or host. To try on a CPU what a GPU would do: "
+            f"{against}",
+            param="kv_memory",
+        )
     if against:
         raise ConfigError(
             f"kv_memory device cannot be had: {against}; mend that, or set kv_memory to auto",

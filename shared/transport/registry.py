@@ -13,7 +13,7 @@ TransportFactory = Callable[[TransportContext], KvTransport]
 def transport_registry() -> Registry[TransportFactory]:
     """All transports, best first."""
     registry: Registry[TransportFactory] = Registry("transport")
-    registry.register(loopback.NAME, loopback.LoopbackTransport)
+    registry.register(loopback.NAME, loopback.LoopbackTransport, internal=True)
     registry.register(nixl_wire.NAME, nixl.NixlTransport)
     registry.register(grpc_stream.NAME, grpc_stream.GrpcTransport)
     return registry

@@ -206,7 +206,7 @@ class GetLoadResponse(_message.Message):
     running_requests: _builtins.int
     """Requests running."""
     free_pages: _builtins.int
-    """Pages free, over both length groups."""
+    """Of all pages, as large a share as is free in the fuller of both length groups."""
     total_pages: _builtins.int
     """Pages in all."""
     free_slab_bytes: _builtins.int

@@ -12,6 +12,7 @@ from deploy import bench, bench_cuda
 from deploy.bench_cuda import as_flags, refuse, run_kernels
 from deploy.cli_bench import bench_app
 from loadtest.micro import decode_step, gpu_facts, kernels, prefill_pass
+from shared.config.exit_codes import ExitCode, exit_code_for
 from shared.errors import ConfigError
 
 
@@ -151,11 +152,19 @@ def test_bad_values_say_what_to_write() -> None:
 
 def test_a_machine_without_triton_or_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="sees no CUDA device"):
+    with pytest.raises(ConfigError, match="sees no CUDA device") as caught:
         run_kernels("kernels", [], as_json=False)
+    assert exit_code_for(caught.value) is ExitCode.NO_DEVICE
+    with pytest.raises(ConfigError, match="sees no CUDA device") as caught:
+        gpu_facts.require_kernels(torch.device("cuda"))
+    assert exit_code_for(caught.value) is ExitCode.NO_DEVICE
     monkeypatch.setattr(bench_cuda, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="extra gpu"):
+    with pytest.raises(ConfigError, match=r"extra gpu.*no CUDA device") as caught:
         run_kernels("kernels", [], as_json=False)
+    assert exit_code_for(caught.value) is ExitCode.NO_DEVICE
+    with pytest.raises(ConfigError, match=r"extra gpu$") as caught:
+        run_kernels("kernels", [], device="cpu", as_json=False)
+    assert exit_code_for(caught.value) is ExitCode.CONFIG
 
 
 def test_a_result_says_by_which_program_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:

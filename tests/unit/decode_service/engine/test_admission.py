@@ -73,6 +73,14 @@ def test_what_never_fits_is_not_busy(change: dict[str, int]) -> None:
         admit(replace(SPEC, **change), small)  # type: ignore[arg-type]
 
 
+def test_too_few_pages_for_pruned_layers_name_their_setting() -> None:
+    small = replace(CAPACITY, pages_rest=1)
+    with pytest.raises(InvalidRequestError, match=r"--rest-share or --pages-rest: raise that"):
+        admit(SPEC, small)
+    with pytest.raises(InvalidRequestError, match=r"in all; raise --kv-bytes, shorten"):
+        admit(SPEC, replace(CAPACITY, pages_front=1, pages_rest=1))
+
+
 def reserve(parts: object, spec: ReserveSpec) -> Reservation | Busy:
     return parts.table.reserve(spec)  # type: ignore[attr-defined,no-any-return]
 

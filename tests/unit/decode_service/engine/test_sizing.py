@@ -37,8 +37,14 @@ def test_a_share_gives_the_whole_layers_more_pages_of_the_same_memory() -> None:
     assert size.unpruned_tokens == 96
     given = size_cache(GEOMETRY, PRUNING, kv_bytes=12 * PAGE, rest_share=0.25, pages_rest=9)
     assert (given.pages_front, given.pages_rest) == (24, 9)
-    with pytest.raises(ConfigError, match="holds no page"):
+    with pytest.raises(ConfigError, match=r"^rest_share 0.25 leaves the pruned layers no page"):
         size_cache(GEOMETRY, PRUNING, kv_bytes=PAGE, rest_share=0.25)
+
+
+def test_a_share_means_nothing_without_pruned_layers() -> None:
+    whole = PruningParams(pruning_layer=5, deferred_layers=6)
+    size = size_cache(GEOMETRY, whole, kv_bytes=PAGE, rest_share=0.25)
+    assert (size.whole_layers, size.pages_front, size.unpruned_tokens) == (6, 1, 16)
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5, float("nan")])

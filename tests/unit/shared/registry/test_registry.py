@@ -19,6 +19,16 @@ def test_unknown_name_lists_the_known_ones():
         registry.get("clas")
 
 
+def test_internal_members_are_not_offered():
+    registry: Registry[type] = Registry("ranker")
+    registry.register("claa", int)
+    registry.register("inner", str, internal=True)
+    assert registry.get("inner") is str
+    assert registry.names() == ("claa", "inner")
+    with pytest.raises(ConfigError, match=r"^unknown ranker 'inne'; known: claa$"):
+        registry.get("inne")
+
+
 def test_a_name_is_taken_once():
     registry: Registry[type] = Registry("ranker")
     registry.register("claa", int)

@@ -51,6 +51,11 @@ def test_an_allocator_without_shareable_memory_is_named(
     assert "expandable segments" in choice.reason
 
 
+def test_a_cpu_is_the_first_cause_that_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"device cpu computes in host memory.*leave out nixl"):
+        choose_memory("device", device="cpu", transports=("grpc",))
+
+
 def test_a_library_that_is_absent_leaves_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> None:
         raise ConfigError("package nixl-cu13 is not installed", code="not_installed")
