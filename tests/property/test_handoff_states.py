@@ -176,6 +176,10 @@ class TableModel(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.live)))
         slot, drained = self.live[key], clean or still
         self.parts.table.writer_closed(*slot.lease, clean=clean, drained=drained)
+        if slot.lease in self.quarantined:
+            if drained:
+                del self.quarantined[slot.lease]
+            return
         slot.writer = not drained
         if slot.state not in {"reserved", "streaming"}:
             return
@@ -209,10 +213,13 @@ class TableModel(RuleBasedStateMachine):
         self.parts.table.begin_commit(slot.granted)
         slot.granted.adopted = self.parts.adopted(slot.granted) if good else None
         self.parts.table.end_commit(slot.granted)
-        if good:
-            slot.state, slot.deadline = "adopted", self.now + ADOPT
-        else:
+        if not good:
             self.end(key)
+            return
+        if slot.writer:
+            # A second writer of a sealed slot went away and was not seen to be still.
+            self.quarantined[slot.lease] = self.now + QUARANTINE
+        slot.state, slot.deadline = "adopted", self.now + ADOPT
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
