@@ -129,8 +129,6 @@ class TableModel(RuleBasedStateMachine):
     def now(self) -> float:
         return self.parts.clock.now
 
-    # --- what the rules say -----------------------------------------------------------------
-
     def end(self, key: HandoffKey) -> None:
         slot = self.live.pop(key)
         if slot.state in {"reserved", "streaming", "sealed"} and slot.writer:
@@ -176,10 +174,8 @@ class TableModel(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.live)))
         slot, drained = self.live[key], clean or still
         self.parts.table.writer_closed(*slot.lease, clean=clean, drained=drained)
-        if slot.lease in self.quarantined:
-            if drained:
-                del self.quarantined[slot.lease]
-            return
+        if drained:
+            self.quarantined.pop(slot.lease, None)
         slot.writer = not drained
         if slot.state not in {"reserved", "streaming"}:
             return
@@ -213,13 +209,12 @@ class TableModel(RuleBasedStateMachine):
         self.parts.table.begin_commit(slot.granted)
         slot.granted.adopted = self.parts.adopted(slot.granted) if good else None
         self.parts.table.end_commit(slot.granted)
-        if not good:
-            self.end(key)
-            return
-        if slot.writer:
-            # A second writer of a sealed slot went away and was not seen to be still.
+        if good and slot.writer:  # a second one, which went away and was not seen to be still
             self.quarantined[slot.lease] = self.now + QUARANTINE
-        slot.state, slot.deadline = "adopted", self.now + ADOPT
+        if good:
+            slot.state, slot.deadline = "adopted", self.now + ADOPT
+        else:
+            self.end(key)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
