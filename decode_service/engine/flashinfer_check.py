@@ -17,9 +17,7 @@ from decode_service.sparsity.base import Evidence
 from shared.kv.geometry import PAGE_SIZE, pages_for
 from shared.model.config import ModelConfig
 from shared.model.current_device import computing_on
-
-LARGEST_ERROR = 1e-2
-"""Largest difference from float32, relative to the largest value."""
+from shared.model.kernel_check import LARGEST_ERROR, said
 
 _LENGTHS = (1, 0, 16, 333, 2000)
 """Tokens of the rows: an empty seat, a whole page, one that is cut into pieces."""
@@ -57,8 +55,7 @@ def flashinfer_fault(model: AttendingModel) -> str:
         try:
             off = _difference(heads, model.device)
         except Exception as error:  # noqa: BLE001  a library may end in an error of its own kind
-            text = str(error).strip().splitlines()
-            return f"{type(error).__name__}: {text[0] if text else 'no message'}"
+            return said(error)
     if not off < LARGEST_ERROR:
         return f"its output is {off:.2g} off float32, {LARGEST_ERROR} is allowed"
     return ""

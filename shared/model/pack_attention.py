@@ -4,6 +4,7 @@ Shapes: T tokens of all prompts, H query heads, G KV heads, D head size.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 
 import torch
@@ -92,6 +93,7 @@ def _fault(kernel: PackKernel, shape: HeadShape, device: torch.device) -> str | 
     return fault_of(lambda: kernel.attend(q, k, v, lengths=lengths, want_lse=True), wanted=wanted)
 
 
+@lru_cache(maxsize=1)  # the layers of a pass ask for the same
 def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """Where prompts begin and end, int32, without waiting for the device."""
     ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
