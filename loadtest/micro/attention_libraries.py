@@ -14,7 +14,6 @@ import argparse
 import importlib.metadata
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from decode_service.kernels.flashinfer_paged import FlashInferPaged, PagedHeads,
 from decode_service.sparsity.base import Evidence
 from loadtest.micro.attention_prompts import time_prompts
 from loadtest.micro.attention_steps import time_both
-from loadtest.micro.gpu_facts import gpu_facts
+from loadtest.micro.gpu_facts import gpu_facts, told_with_time
 from loadtest.micro.kernel_decode import DecodeCase, DecodeShape
 from loadtest.micro.kernel_parity import relative_error, require_small
 from loadtest.micro.kernel_timing import against_memory, time_on_gpu
@@ -214,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             device=torch.device(given.device),
             tokens=given.tokens,
             parts=given.parts.split(","),
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
+            progress=told_with_time(),
         )
     except ConfigError as error:
         parser.error(str(error))

@@ -11,14 +11,13 @@ runs, at small sizes under Triton's interpreter (TRITON_INTERPRET=1), and no tim
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 import triton
 
-from loadtest.micro.gpu_facts import gpu_facts, require_kernels
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.kernel_compile import CompiledKernel, compiling_for
 from loadtest.micro.kernel_decode import (
     DecodeCase,
@@ -174,7 +173,7 @@ def _run(given: argparse.Namespace) -> None:
         device=torch.device(given.device),
         sweep=given.sweep,
         only=given.only,
-        progress=lambda text: print(text, file=sys.stderr, flush=True),
+        progress=told_with_time(),
     )
     if given.json:
         print(json.dumps(result))

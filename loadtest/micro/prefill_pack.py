@@ -15,7 +15,6 @@ import argparse
 import gc
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from loadtest.micro.gpu_facts import gpu_facts, require_kernels
+from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.pack_parity import capture_pack, check_packs
 from loadtest.micro.pass_arms import FULL, claa
@@ -315,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result = bench_packs(
             plan,
             device=torch.device(given.device),
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
+            progress=told_with_time(),
         )
     except ConfigError as error:
         parser.error(str(error))
