@@ -110,7 +110,7 @@ class DecodeServer:
             readiness=lambda: STARTING if self._presence is None else self._presence.readiness(),
             alive=lambda: self._presence is None or self._presence.alive,
             refresh=self._refresh_metrics,
-            facts=lambda: {} if self._core is None else self._core.memory.facts,
+            facts=lambda: {} if self._core is None else self._core.facts,
             more=() if local is None else local.routes,
         )
 

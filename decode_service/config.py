@@ -35,6 +35,9 @@ class DecodeConfig:
     attention: str = "auto"
     """How steps are computed: auto (triton where it can run), triton, flashinfer (as triton, but
     dense layers by that library, extra flashinfer; never by auto), or torch, row by row."""
+    products: str = "auto"
+    """What multiplies a step's rows by the weights, where triton or flashinfer computes steps: auto
+    (measured at start), library, or triton (kernels of ours for up to 64 rows)."""
     threads: int = 0
     """Compute threads on a CPU; 0 leaves the library's choice."""
     profile: str = ""
@@ -122,6 +125,10 @@ class DecodeConfig:
                         f"decode setting {name} is {value}, but must be at least {lowest} {unit}"
                     )
         check_memory("decode", self.kv_memory)
+        if self.products not in PRODUCTS:
+            raise ConfigError(
+                f"decode setting products cannot be {self.products!r}: choose {', '.join(PRODUCTS)}"
+            )
         if self.rest_share > 1:
             raise ConfigError(
                 f"decode setting rest_share is {self.rest_share}, but pruned layers never hold "
@@ -140,6 +147,9 @@ class DecodeConfig:
                 "choose auto, json or text"
             )
 
+
+PRODUCTS = ("auto", "library", "triton")
+"""What may multiply a step's rows by the weights; `engine/batched/product_choice.py` knows them."""
 
 _BOUNDS: tuple[tuple[tuple[str, ...], float, str], ...] = (
     (("kv_bytes", "slab_bytes"), 1, "bytes"),

@@ -49,6 +49,11 @@ class Core:
         """The model as peers compare it."""
         return self.memory.capacity.identity
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """What the health page says of memory and computation."""
+        return {**self.memory.facts, **self.runner.facts}
+
 
 def build_core(
     config: DecodeConfig,
@@ -115,7 +120,12 @@ def _runner(
     max_tokens = memory.capacity.max_model_len
     backend = probe_decode(loaded.model, max_tokens=max_tokens, requested=config.attention)
     runner = make_runner(
-        backend, loaded.model, memory.cache, max_batch=config.max_batch, max_tokens=max_tokens
+        backend,
+        loaded.model,
+        memory.cache,
+        max_batch=config.max_batch,
+        max_tokens=max_tokens,
+        products=config.products,
     )
     return backend, runner
 

@@ -118,6 +118,7 @@ def make_runner(
     *,
     max_batch: int,
     max_tokens: int,
+    products: str = AUTO,
 ) -> ServingRunner:
     """What computes steps by a backend.
 
@@ -127,9 +128,19 @@ def make_runner(
         cache: where the rows' pages are.
         max_batch: rows of one step at most.
         max_tokens: longest context of a row.
+        products: what computes the products with the weights, where kernels serve: `auto`,
+            `library` or `triton`.
+
+    Raises:
+        ConfigError: kernels of ours are to multiply, and PyTorch steps row by row.
     """
     by_row = DecodeRunner(model, cache, attention=TorchDecodeAttention())
     if backend.name not in (TRITON, FLASHINFER):
+        if products == TRITON:
+            raise ConfigError(
+                f"products {TRITON!r} go with attention {TRITON!r} or {FLASHINFER!r}, and here "
+                f"{backend.name!r} computes steps ({'; '.join(backend.rejections)}); use {AUTO!r}"
+            )
         return by_row
     # Triton is an extra of GPU workers, so nothing imports it before it was chosen.
     from decode_service.engine.batched.dense_attention import (  # noqa: PLC0415
@@ -137,13 +148,20 @@ def make_runner(
         by_triton,
         flashinfer_maker,
     )
-    from decode_service.engine.batched.runner import BatchRunner  # noqa: PLC0415
+    from decode_service.engine.batched.product_choice import ProductChoice  # noqa: PLC0415
+    from decode_service.engine.batched.runner import BatchRunner, StepWays  # noqa: PLC0415
 
     dense: DenseMaker = by_triton
     if backend.name == FLASHINFER:
         dense = flashinfer_maker(model.config, model.dtype, max_rows=max_batch, device=model.device)
+    choice = ProductChoice(model, max_rows=max_batch, requested=products)
     return BatchRunner(
-        model, cache, by_row=by_row, max_batch=max_batch, max_tokens=max_tokens, dense=dense
+        model,
+        cache,
+        by_row=by_row,
+        max_batch=max_batch,
+        max_tokens=max_tokens,
+        ways=StepWays(dense=dense, products=choice),
     )
 
 

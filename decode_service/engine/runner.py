@@ -72,6 +72,10 @@ class ServingRunner(ObservedRunner, Protocol):
     def prepare(self, row: Sequence) -> None:
         """Steps a row, and does all that the first steps of rows like it would have to do."""
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """What the health page says of how it computes, JSON-ready."""
+
 
 @dataclass(frozen=True, slots=True)
 class Computed:
@@ -132,6 +136,11 @@ class DecodeRunner:
     def prepare(self, row: Sequence) -> None:
         """See `ServingRunner.prepare`: a step is all."""
         self.step([row])
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """None."""
+        return {}
 
     def sample(self, computed: Computed, rows: list[Sequence]) -> list[SampledToken]:
         """Draws the next token of every row; none of them moves on.

@@ -8,7 +8,7 @@ import torch
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.backends import FLASHINFER, TRITON
 from decode_service.engine.batched.dense_attention import DenseMaker, by_triton, flashinfer_maker
-from decode_service.engine.batched.runner import BatchRunner
+from decode_service.engine.batched.runner import BatchRunner, StepWays
 from decode_service.engine.runner import DecodeRunner
 from loadtest.micro.kernel_parity import relative_distance
 from loadtest.micro.models import random_on_device
@@ -71,7 +71,7 @@ def make_both(model: Transformer, held: CaseRows, case: StepCase) -> dict[str, B
             by_row=by_row,
             max_batch=case.batch,
             max_tokens=case.context + GROWTH,
-            dense=dense,
+            ways=StepWays(dense=dense),
         )
         for name, dense in makers.items()
     }

@@ -163,7 +163,7 @@ def time_case(
             "parts_ms": time_parts(runner, each),
         }
     progress(f"  {_in_words(times['step_ms'])}")
-    return {"errors": errors, **times, "arms": reads}
+    return {"errors": errors, **times, "arms": reads, **runner.facts}
 
 
 def _check_case(model: Transformer, held: CaseRows, case: StepCase) -> dict[str, dict[str, float]]:

@@ -20,7 +20,8 @@ _SEATING = 2
 
 _ATTENTION = ("_attend_piece", "_merge_head")
 _SELECTION = ("_score_tile", "_project_tile", "_select_row")
-_PRODUCTS = ("gemm", "nvjet", "cutlass", "splitk", "gemv", "cublas", "matmul")
+_LIBRARY = ("gemm", "nvjet", "cutlass", "splitk", "gemv", "cublas", "matmul")
+_PRODUCTS = (*_LIBRARY, "_row_block", "_tile_block")
 
 
 def time_steps(

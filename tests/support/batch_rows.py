@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from decode_service.engine.batched.dense_attention import DenseMaker, by_triton
-from decode_service.engine.batched.runner import BatchRunner
+from decode_service.engine.batched.product_choice import ProductChoice
+from decode_service.engine.batched.runner import BatchRunner, StepWays
 from decode_service.engine.kv_cache import GroupPages, PagedKvCache, SequencePages, page_table
 from decode_service.engine.sequence import Sequence
 from shared.model.transformer import Transformer
@@ -65,7 +66,13 @@ class RowKind:
 class TwoPaths:
     """The same rows on both paths."""
 
-    def __init__(self, model: Transformer, *, dense: DenseMaker = by_triton) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        dense: DenseMaker = by_triton,
+        products: ProductChoice | None = None,
+    ) -> None:
         self.model = model
         self._wanted_cache = ShuffledCache(model, seed=1)
         self.cache = ShuffledCache(model, seed=2)
@@ -76,7 +83,7 @@ class TwoPaths:
             by_row=make_runner(model, self.cache),
             max_batch=MAX_BATCH,
             max_tokens=MAX_TOKENS,
-            dense=dense,
+            ways=StepWays(dense=dense, products=products),
         )
         self._twins: dict[Sequence, Sequence] = {}
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from decode_service.engine.batched.dense_attention import DenseMaker, by_triton
 from decode_service.engine.batched.layer_tasks import LayerTask
+from decode_service.engine.batched.products import StepProducts
 from decode_service.engine.batched.step_inputs import StepInputs
 from decode_service.engine.batched.step_shape import StepShape
 from decode_service.engine.kv_cache import LengthGroup, PagedKvCache
@@ -22,7 +23,6 @@ from decode_service.kernels.merge_pieces import AttentionOutput
 from decode_service.kernels.page_scores import Board, project_scores, score_pages
 from decode_service.kernels.paged_attention import LogitDump, PageTables, paged_attention
 from decode_service.kernels.rotate_store import Rotation, rotate_and_store
-from decode_service.kernels.row_maths import gate, rms_norm
 from decode_service.kernels.select_pages import ChosenPages, select_pages
 from shared.model.layers import LayerWeights
 from shared.model.sampler import best_tokens
@@ -59,6 +59,7 @@ class DeviceStep:
         inputs: the seats.
         shape: sizes.
         dense: makes the attention of layers that read everything and choose nothing.
+        products: computes the products with the model's weights, for this number of rows.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class DeviceStep:
         shape: StepShape,
         *,
         dense: DenseMaker = by_triton,
+        products: StepProducts,
     ) -> None:
         self._model = model
         self._cache = cache
         self._inputs = inputs
         self._shape = shape
+        self._products = products
         self._tasks = inputs.layers.tasks(choosing=shape.choice > 0)
         self._projects = any(
             served != task.slot_class for task in self._tasks for served in task.chooses_for
@@ -115,7 +118,7 @@ class DeviceStep:
             output = outputs[task.reads_choice]
             self._attend(number, task, q_BHD, output, selection)
             self._finish(weights, x_BE, output.out_BHD)
-        logits_BV = model.logits(x_BE)
+        logits_BV = self._products.logits(x_BE)
         return StepOutput(logits_BV=logits_BV, best_2B=best_tokens(logits_BV))
 
     def _project(
@@ -123,7 +126,7 @@ class DeviceStep:
     ) -> None:
         """Queries of a layer; its keys and values go to their pages."""
         weights, config = self._model.layers[number].weights, self._model.config
-        flat = F.linear(self._norm(x_BE, weights.input_norm_E), weights.qkv, weights.qkv_bias)
+        flat = self._products.project(x_BE, weights)
         heads_BND = flat.view(x_BE.shape[0], -1, config.head_dim)
         if weights.q_norm_D is not None and weights.k_norm_D is not None:
             num_q, num_turned = config.num_heads, config.num_heads + config.num_kv_heads
@@ -230,16 +233,9 @@ class DeviceStep:
 
     def _finish(self, weights: LayerWeights, x_BE: Tensor, out_BHD: Tensor) -> None:
         """Adds attention output and MLP to the residual, in place."""
-        x_BE.addmm_(out_BHD.flatten(1), weights.out.t())
-        gate_up = F.linear(self._norm(x_BE, weights.post_norm_E), weights.gate_up)
-        hidden_BI = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-        gate(gate_up, out_BI=hidden_BI)
-        x_BE.addmm_(hidden_BI, weights.down.t())
-
-    def _norm(self, x_BE: Tensor, scale_E: Tensor) -> Tensor:
-        out_BE = torch.empty_like(x_BE)
-        rms_norm(x_BE, scale_E, eps=self._model.config.rms_norm_eps, out_BE=out_BE)
-        return out_BE
+        products = self._products
+        products.add_attention(x_BE, out_BHD.flatten(1), weights)
+        products.add_hidden(x_BE, products.gated(x_BE, weights), weights)
 
     def _head_norm(self, heads_BND: Tensor, scale_D: Tensor) -> Tensor:
         return F.rms_norm(heads_BND, scale_D.shape, scale_D, self._model.config.rms_norm_eps)

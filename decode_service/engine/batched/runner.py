@@ -21,8 +21,10 @@ from decode_service.engine.batched.dense_attention import DenseMaker, by_triton
 from decode_service.engine.batched.device_step import DeviceStep
 from decode_service.engine.batched.graph import GraphedStep, make_pool
 from decode_service.engine.batched.layer_tasks import BatchLayers, slot_classes
+from decode_service.engine.batched.product_choice import ProductChoice
 from decode_service.engine.batched.row_plan import RowPlan, plan_of
 from decode_service.engine.batched.step_inputs import StepInputs
+from decode_service.engine.batched.step_shape import StepShape
 from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.runner import DecodeRunner, RowObserver, draws_of
 from decode_service.engine.sequence import Sequence
@@ -74,6 +76,16 @@ class _Ahead:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWays:
+    """What computes the parts of a step that several can."""
+
+    dense: DenseMaker = by_triton
+    """Makes the attention of layers that read everything and choose nothing."""
+    products: ProductChoice | None = None
+    """Chooses what multiplies by the weights; None: as `auto` does."""
+
+
 class BatchRunner:
     """Feeds each row's last token and draws its next one.
 
@@ -83,7 +95,7 @@ class BatchRunner:
         by_row: the PyTorch path, over the same model and cache.
         max_batch: rows of one step at most.
         max_tokens: longest context of a row.
-        dense: makes the attention of layers that read everything and choose nothing.
+        ways: what computes the parts that several can.
     """
 
     def __init__(
@@ -94,7 +106,7 @@ class BatchRunner:
         by_row: DecodeRunner,
         max_batch: int,
         max_tokens: int,
-        dense: DenseMaker = by_triton,
+        ways: StepWays | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -102,7 +114,9 @@ class BatchRunner:
         self._max_batch = max_batch
         # Requests round their reservations up to pages.
         self._max_tokens = pages_for(max_tokens) * PAGE_SIZE
-        self._make_step = _step_maker(model, cache, dense)
+        ways = ways or StepWays()
+        self._products = ways.products or ProductChoice(model, max_rows=max_batch)
+        self._make_step = _step_maker(model, cache, ways.dense, self._products)
         self._batches: dict[BatchLayers, Batch] = {}
         self._plans: dict[Sequence, RowPlan | None] = {}
         self._division = _Division(rows=[], together=[], alone=[])
@@ -157,6 +171,11 @@ class BatchRunner:
         order = [row for group in division.together for row in group.rows] + alone
         by_row = dict(zip(order, (token for tokens in drawn for token in tokens), strict=True))
         return [by_row[row] for row in rows]
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What computes the products of a step, by its rows, as far as steps were made."""
+        return {"products": self._products.summary}
 
     def prepare(self, row: Sequence) -> None:
         """See `ServingRunner.prepare`; on a CUDA device, steps of more rows than one, too."""
@@ -242,11 +261,15 @@ class BatchRunner:
         return sample_rows(batch.output.logits_BV, draws, best_2B=batch.best.wait())
 
 
-def _step_maker(model: Transformer, cache: PagedKvCache, dense: DenseMaker) -> StepMaker:
+def _step_maker(
+    model: Transformer, cache: PagedKvCache, dense: DenseMaker, products: ProductChoice
+) -> StepMaker:
     """Graphs on a CUDA device; elsewhere Triton's interpreter runs the steps as they are."""
+
+    def plain(inputs: StepInputs, shape: StepShape) -> DeviceStep:
+        return DeviceStep(model, cache, inputs, shape, dense=dense, products=products(shape.rows))
+
     if model.device.type != "cuda":
-        return lambda inputs, shape: DeviceStep(model, cache, inputs, shape, dense=dense)
+        return plain
     pool = make_pool()
-    return lambda inputs, shape: GraphedStep(
-        DeviceStep(model, cache, inputs, shape, dense=dense), pool
-    )
+    return lambda inputs, shape: GraphedStep(plain(inputs, shape), pool)
