@@ -149,12 +149,13 @@ def make_runner(
         flashinfer_maker,
     )
     from decode_service.engine.batched.product_choice import ProductChoice  # noqa: PLC0415
+    from decode_service.engine.batched.product_log import log_choice  # noqa: PLC0415
     from decode_service.engine.batched.runner import BatchRunner, StepWays  # noqa: PLC0415
 
     dense: DenseMaker = by_triton
     if backend.name == FLASHINFER:
         dense = flashinfer_maker(model.config, model.dtype, max_rows=max_batch, device=model.device)
-    choice = ProductChoice(model, max_rows=max_batch, requested=products)
+    choice = ProductChoice(model, max_rows=max_batch, requested=products, on_choice=log_choice)
     return BatchRunner(
         model,
         cache,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import structlog
 import torch
 from torch import Tensor
 
@@ -42,8 +41,6 @@ _COLD_BYTES = 400_000_000
 _WORTH = 0.99
 """Share of the library's time from which on a kernel of ours is taken."""
 
-_log = structlog.get_logger(__name__)
-
 Timer = Callable[[Callable[[], None]], float]
 """Gives the seconds of what a call enqueues."""
 
@@ -60,6 +57,9 @@ class MeasuredProduct:
     """Why a plan does not count."""
 
 
+ChoiceObserver = Callable[[int, Mapping[ProductKind, MeasuredProduct]], None]
+
+
 class ProductChoice:
     """Chooses for every number of rows, once.
 
@@ -67,6 +67,7 @@ class ProductChoice:
         model: whose weights.
         max_rows: rows of one step at most.
         requested: one of `PRODUCTS`.
+        on_choice: is told the number of rows and what was found for it.
         timer: how a call is timed; None: by events around a graph of it.
     """
 
@@ -76,11 +77,13 @@ class ProductChoice:
         *,
         max_rows: int,
         requested: str = AUTO,
+        on_choice: ChoiceObserver | None = None,
         timer: Timer | None = None,
     ) -> None:
         self._model = model
         self._requested = requested
         self._timer = timer or _on_device
+        self._on_choice = on_choice
         serves = requested == TRITON or (
             requested == AUTO
             and model.dtype in MEASURED_TYPES
@@ -118,12 +121,8 @@ class ProductChoice:
             return StepProducts(self._model)
         with torch.inference_mode():
             self._found[rows] = found = {kind: self._measured(kind, rows) for kind in ProductKind}
-        _log.info(
-            "products of a step have their kernels",
-            rows=rows,
-            ways=_summary(found),
-            microseconds={kind.value: dict(each.microseconds) for kind, each in found.items()},
-        )
+        if self._on_choice is not None:
+            self._on_choice(rows, found)
         ways = {kind: each.plan for kind, each in found.items()}
         return StepProducts(self._model, ways=ways, room=room)
 
@@ -141,12 +140,9 @@ class ProductChoice:
             products = StepProducts(model, ways=ways, room=room)
             fault = _fault(trial, products, wanted)
             if fault:
-                rejected[_name(plan)] = fault
-                _log.warning(
-                    "a kernel of products is not used", product=kind, rows=rows, reason=fault
-                )
+                rejected[name_of(plan)] = fault
             else:
-                arms[_name(plan)] = (products, plan)
+                arms[name_of(plan)] = (products, plan)
         if self._requested == TRITON and not arms:
             raise ConfigError(
                 f"products {TRITON!r} cannot run here: {kind.value} of {rows} rows: "
@@ -251,14 +247,17 @@ def _fault(trial: _Trial, products: StepProducts, wanted: Tensor) -> str:
     return "" if off < LARGEST_ERROR else f"its output is {off:.2g} off the library's"
 
 
-def _name(plan: ProductPlan) -> str:
+def name_of(plan: ProductPlan | None) -> str:
+    """A way in words."""
+    if plan is None:
+        return LIBRARY
     return f"triton {plan.outputs}x{plan.inputs}"
 
 
 def _summary(found: Mapping[ProductKind, MeasuredProduct]) -> str:
     if not found:
         return LIBRARY
-    names = {kind: _name(each.plan) if each.plan else LIBRARY for kind, each in found.items()}
+    names = {kind: name_of(each.plan) for kind, each in found.items()}
     if len(set(names.values())) == 1:
         return next(iter(names.values()))
     return ", ".join(f"{kind.value} {name}" for kind, name in names.items())
