@@ -102,8 +102,8 @@ class PartRoom:
         # Inputs are divided while all programs are at most two a processor: see `_splits`.
         programs = _PROGRAMS_A_PROCESSOR * self.processors
         widest = max(plan.outputs for plan in TILE_PLANS)
-        self.sums = torch.empty(2 * programs * widest * rows, device=device)
-        """Of both halves of a gated product, float32."""
+        self.sums = torch.empty(programs * widest * rows, device=device)
+        """Float32."""
         self.arrived = torch.zeros(programs, dtype=torch.int32, device=device)
         """Programs of a block that have ended; 0 between launches."""
 
@@ -178,6 +178,8 @@ def tile_product(
     outputs = out_BO.shape[1]
     blocks = triton.cdiv(outputs, plan.outputs)
     splits = _splits(blocks, width, plan, room.processors)
+    if ending is Ending.GATE:
+        splits = 1  # two sums an output cost more to leave than idle processors do
     _tile_block[(blocks, splits)](
         x_BI,
         weight_OI,
@@ -307,7 +309,8 @@ def _tile_block(
             of_rows = of_rows & (i < width)[:, None]
         at = lines + i[None, :]
         weights = tl.load(at, mask=of_weights, other=0.0, eviction_policy="evict_first")
-        x = tl.load(x_ptr + b[None, :] * width + i[:, None], mask=of_rows, other=0.0)
+        x_at = x_ptr + b[None, :] * width + i[:, None]
+        x = tl.load(x_at, mask=of_rows, other=0.0, eviction_policy="evict_last")
         sums = tl.dot(weights, x, sums, input_precision="ieee")
         if GATED:
             up = tl.load(at + half, mask=of_weights, other=0.0, eviction_policy="evict_first")
@@ -316,9 +319,7 @@ def _tile_block(
     known = there[:, None] & seated[None, :]
     last = True
     if SPLITS > 1:
-        last, sums, up_sums = _joined(
-            sums, up_sums, sums_ptr, arrived_ptr, to, known, rows * outputs, SPLITS, GATED
-        )
+        last, sums = _joined(sums, sums_ptr + to, rows * outputs, arrived_ptr, known, SPLITS)
     if last:
         y = sums
         if GATED:
@@ -331,26 +332,17 @@ def _tile_block(
 
 
 @triton.jit
-def _joined(
-    sums, up_sums, sums_ptr, arrived_ptr, to, known, size, SPLITS: tl.constexpr, GATED: tl.constexpr
-):
+def _joined(sums, at, size, arrived_ptr, known, SPLITS: tl.constexpr):
     """Leaves a program's sums; the last of a block gets those of all, added in their order."""
     block, part = tl.program_id(0), tl.program_id(1)
-    tl.store(sums_ptr + part * size + to, sums, mask=known)
-    if GATED:
-        tl.store(sums_ptr + (SPLITS + part) * size + to, up_sums, mask=known)
+    tl.store(at + part * size, sums, mask=known)
     # The barrier and the counter's order make the sums of every earlier program visible.
     tl.debug_barrier()
     last = tl.atomic_add(arrived_ptr + block, 1, sem="acq_rel") == SPLITS - 1
     if last:
         tl.debug_barrier()
         sums = tl.zeros_like(sums)
-        up_sums = tl.zeros_like(up_sums)
         for each in range(SPLITS):
-            at = sums_ptr + each * size + to
-            sums += tl.load(at, mask=known, other=0.0, cache_modifier=".cg")
-            if GATED:
-                up_at = at + SPLITS * size
-                up_sums += tl.load(up_at, mask=known, other=0.0, cache_modifier=".cg")
+            sums += tl.load(at + each * size, mask=known, other=0.0, cache_modifier=".cg")
         tl.store(arrived_ptr + block, 0)
-    return last, sums, up_sums
+    return last, sums

@@ -27,6 +27,13 @@ from loadtest.micro.kernel_decode import (
     time_decode,
 )
 from loadtest.micro.kernel_prefill import PrefillCase, PrefillShape, check_prefill, time_prefill
+from loadtest.micro.kernel_products import (
+    ODD_PRODUCT_SHAPES,
+    PRODUCT_SHAPES,
+    ProductShape,
+    launch_products,
+    time_products,
+)
 from loadtest.micro.kernel_shapes import (
     DECODE_SHAPES,
     ODD_DECODE_SHAPES,
@@ -36,7 +43,7 @@ from loadtest.micro.kernel_shapes import (
 from loadtest.micro.kernel_timing import copy_rate
 from shared.errors import ConfigError
 
-_Shape = TypeVar("_Shape", DecodeShape, PrefillShape)
+_Shape = TypeVar("_Shape", DecodeShape, PrefillShape, ProductShape)
 
 
 def bench_kernels(
@@ -51,8 +58,8 @@ def bench_kernels(
         only: part of the names of the sizes that are run; all by default.
 
     Returns:
-        JSON: decode and prefill, by size (errors, and on a GPU times); copy (this run's own
-        device copy); provenance.
+        JSON: decode, prefill and products, by size (errors, and on a GPU times); copy (this run's
+        own device copy); provenance.
 
     Raises:
         ConfigError: the CPU without Triton's interpreter, or no size of that name.
@@ -80,7 +87,12 @@ def bench_kernels(
         if name in PREFILL_SHAPES:
             prefill[name]["kernels"] = time_prefill(prefill_case)
         del prefill_case
-    if not decode and not prefill:
+    products: dict[str, Any] = {}
+    for name, steps in _chosen(ODD_PRODUCT_SHAPES, PRODUCT_SHAPES, only, on_gpu=on_gpu):
+        progress(name)
+        if name in PRODUCT_SHAPES or not on_gpu:
+            products[name] = time_products(steps, device=device, dtype=dtype)
+    if not decode and not prefill and not products:
         raise ConfigError(f"no size has {only!r} in its name; run without --only to see them all")
     result = {"benchmark": "kernels", "dtype": str(dtype).removeprefix("torch.")}
     copy = {"copy": copy_rate()} if on_gpu else {}
@@ -88,6 +100,7 @@ def bench_kernels(
         **result,
         "decode": decode,
         "prefill": prefill,
+        "products": products,
         **copy,
         **gpu_facts("loadtest.micro.kernels", device),
     }
@@ -125,7 +138,10 @@ def compile_kernels(capability: int) -> dict[str, list[CompiledKernel]]:
     with compiling_for(capability) as compiled:
         prefill_case.window(0)
         prefill_case.kept_queries(0)
-    return found | {name: compiled}
+    found[name] = compiled
+    with compiling_for(capability) as compiled:
+        launch_products()
+    return found | {"products": compiled}
 
 
 def _print(result: Mapping[str, Any]) -> None:
@@ -143,6 +159,14 @@ def _print(result: Mapping[str, Any]) -> None:
                 print(f"  {name:18}{us['median']:9.1f} us ({us['min']:.1f}-{us['max']:.1f}) {rate}")
             for trial in figures.get("sweep", []):
                 print(f"  {trial['us']['median']:.1f} us with {trial['plan']}")
+    for shape, figures in result["products"].items():
+        for rows, kinds in figures["rows"].items():
+            for kind, each in kinds.items():
+                times = ", ".join(
+                    f"{way} {us:.1f} us {each['tb_per_s'][way]:.2f} TB/s"
+                    for way, us in each.get("us", {}).items()
+                )
+                print(f"{shape}, {rows} rows, {kind}: {each['serves']} serves; {times}")
     print(f"{result['device']}, torch {result['torch']}, triton {result['triton']}")
 
 

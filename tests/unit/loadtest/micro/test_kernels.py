@@ -41,7 +41,10 @@ def test_without_a_gpu_it_compares_and_gives_no_time():
     assert set(prefill["errors"]) == {"window", "window_given_lse", "kept_queries"}
     assert "kernels" not in decode
     assert "copy" not in result
-    assert lines == [f"decode {decode_name}", f"prefill {prefill_name}"]
+    ((products_name, products),) = result["products"].items()
+    assert set(products["rows"]) == {"1", "3"}
+    assert all("us" not in each for kinds in products["rows"].values() for each in kinds.values())
+    assert lines == [f"decode {decode_name}", f"prefill {prefill_name}", products_name]
     assert json.loads(json.dumps(result)) == result
 
 
