@@ -1,12 +1,13 @@
 """One NIXL agent behind a thread of its own, the only one that calls the library.
 
 An agent registers its memory once: the landing slab on the decode side, a few chunks to send from
-on the prefill side, and there the device memory in which KV waits. It has no progress thread, which
+on the prefill side, and there the memory in which KV waits. It has no progress thread, which
 would spin on a core: calls make progress.
 """
 
 import asyncio
 import mmap
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -47,7 +48,7 @@ class DirectWrite:
     """Ordinal of its GPU, in the peer's process."""
     data: memoryview | MemoryPart
     """The chunk: of the host, at most as long as a staging slot; or of registered memory, which is
-    read where it is."""
+    read where it is, and summed by CRC-32 there if it is the host's."""
     notice: Callable[[int | None], bytes]
     """Makes the notice that follows the chunk, from its CRC-32 or, where none was made, None."""
 
@@ -102,6 +103,7 @@ class NixlAgent:
         on_host = memory.segment == HOST_SEGMENT
         self._patience = WritePatience(sleeps=not on_host)
         self._longest_pause_s = _LONGEST_PAUSE_S if on_host else _LONGEST_DEVICE_PAUSE_S
+        self._hurried = threading.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl")
         self._stager = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl-stage")
         self._agent: Any = None
@@ -167,6 +169,10 @@ class NixlAgent:
         """
         return await self._call(lambda: self._poll(wait_s))
 
+    def hurry(self) -> None:
+        """Somebody knows that a notice must be there: a call that waits for one looks at once."""
+        self._hurried.set()
+
     def is_settled(self, peer: str) -> bool:
         """Whether no write to this peer can be under way."""
         return all(name != peer for name, _ in self._hung)
@@ -217,8 +223,11 @@ class NixlAgent:
             found = self._agent.get_new_notifs()
             if found or time.monotonic() >= until:
                 return [notice for notices in found.values() for notice in notices]
-            time.sleep(pause)
-            pause = min(2 * pause, self._longest_pause_s)
+            if self._hurried.wait(pause):
+                self._hurried.clear()
+                pause = _FIRST_PAUSE_S
+            else:
+                pause = min(2 * pause, self._longest_pause_s)
 
     def _write(
         self, peer: str, writes: Sequence[DirectWrite], *, may_go: Callable[[], None]
@@ -258,7 +267,9 @@ class NixlAgent:
         """Stages what there are slots for; registered memory needs none."""
         while waiting:
             write = waiting[0]
-            if isinstance(write.data, MemoryPart):
+            if isinstance(write.data, MemoryPart) and self.check is SegmentCheck.CRC32:
+                ready.append(self._stager.submit(self._sum, write, write.data))
+            elif isinstance(write.data, MemoryPart):
                 done: Future[_Ready] = Future()
                 done.set_result(_Ready(write.data, None, write, write.notice(None)))
                 ready.append(done)
@@ -281,6 +292,11 @@ class NixlAgent:
                 "failed or is out of memory; start a new attempt"
             ) from error
         return _Ready(part, slot, write, write.notice(crc32(write.data)))
+
+    @staticmethod
+    def _sum(write: DirectWrite, part: MemoryPart) -> _Ready:
+        """Sums a chunk of the host's where it is, on the stager's thread, while others go."""
+        return _Ready(part, None, write, write.notice(crc32(part.on_host())))
 
     def _post(self, peer: str, ready: _Ready, *, may_go: Callable[[], None]) -> _Posted:
         segment, nbytes, write = ready.local.memory.segment, ready.local.nbytes, ready.write

@@ -13,6 +13,7 @@ from shared.errors import InternalError
 from shared.kv.geometry import KvGeometry
 from shared.kv.slab_layout import SlabLayout
 from shared.types.methods import KvSelect
+from tests.support.host_slabs import host_slab
 
 GEOMETRY = KvGeometry(num_layers=3, num_kv_heads=2, head_dim=4, dtype="bfloat16")
 PROMPT, KEPT = 10, 4
@@ -71,7 +72,7 @@ async def collect(slab: HostSlab) -> bytearray:
     image = bytearray(slab.nbytes)
     seen = 0
     async for offset, length in slab.ranges():
-        image[offset : offset + length] = slab.view(offset, length)
+        image[offset : offset + length] = slab.view(offset, length).on_host()
         seen += length
     assert seen == slab.payload_bytes, "every byte once"
     return image
@@ -79,7 +80,7 @@ async def collect(slab: HostSlab) -> bytearray:
 
 @pytest.mark.parametrize("planned", [KEPT, KEPT + 1, PROMPT - 1])
 async def test_readers_before_during_and_after(executor: ThreadPoolExecutor, planned: int) -> None:
-    slab = HostSlab(layout(planned), geometry=GEOMETRY, executor=executor)
+    slab = host_slab(layout(planned), geometry=GEOMETRY, executor=executor)
     early = asyncio.create_task(collect(slab))
     await asyncio.sleep(0)
     expected = await asyncio.to_thread(fill, slab, final=layout())
@@ -95,7 +96,7 @@ async def test_readers_before_during_and_after(executor: ThreadPoolExecutor, pla
 
 
 async def test_a_reader_that_is_cancelled_disturbs_nobody(executor: ThreadPoolExecutor) -> None:
-    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+    slab = host_slab(layout(), geometry=GEOMETRY, executor=executor)
     leaving, staying = (asyncio.create_task(collect(slab)) for _ in range(2))
     await asyncio.sleep(0)
     leaving.cancel()
@@ -104,7 +105,7 @@ async def test_a_reader_that_is_cancelled_disturbs_nobody(executor: ThreadPoolEx
 
 
 async def test_a_runner_that_leaves_its_plan(executor: ThreadPoolExecutor) -> None:
-    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+    slab = host_slab(layout(), geometry=GEOMETRY, executor=executor)
     keys, values = tensors(5)
     with pytest.raises(InternalError, match="left its plan"):
         slab.write_kv(layer=1, first_slot=0, keys_NGD=keys, values_NGD=values)
@@ -113,7 +114,7 @@ async def test_a_runner_that_leaves_its_plan(executor: ThreadPoolExecutor) -> No
 
 
 async def test_a_final_layout_that_does_not_fit(executor: ThreadPoolExecutor) -> None:
-    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+    slab = host_slab(layout(), geometry=GEOMETRY, executor=executor)
     with pytest.raises(InternalError, match="final layout"):
         slab.settle(layout(KEPT + 5))
     fill(slab)
