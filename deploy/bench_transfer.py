@@ -55,7 +55,7 @@ def print_result(result: Mapping[str, Any]) -> None:
     console.print(
         f"{result['command']}\n{hardware['cpu']}, {hardware['cores']} cores, load "
         f"{hardware['load_average'][0]:.1f}; chunks of {result['chunk_bytes']} bytes, "
-        f"allocator variables of the launchers; commit {commit_text(result)}"
+        f"nixl writes {result['direct_bytes']} at once; allocator variables of the launchers; commit {commit_text(result)}"
     )
 
 

@@ -88,8 +88,10 @@ class PromptSlab(ABC):
         self._loop.call_soon_threadsafe(self._written_out)
 
     def close(self) -> None:
-        """Gives the memory back; nobody reads it any more. Put off while something writes; twice is
-        fine."""
+        """Gives the memory back, which nobody reads any more; put off while something writes.
+
+        Twice is fine.
+        """
         self._closed = True
         if self._on_close is not None and not self._writing:
             on_close, self._on_close = self._on_close, None

@@ -8,12 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.host_slab import HostSlab, HostSlabs
+from prefill_service.engine.plan import plan_prompt
+from prefill_service.engine.slab_writer import DeviceSlabWriter, DirectSlabWriter, SlabWriter
 from shared.errors import InternalError
 from shared.kv.geometry import KvGeometry
+from shared.kv.memory import HostMemory
 from shared.kv.slab_layout import SlabLayout
-from shared.types.methods import KvSelect
+from shared.types.methods import KvSelect, PruningParams
+from shared.types.options import RequestOptions
 from tests.support.host_slabs import host_slab
+from tests.support.tiny_model import tiny_config
 
 GEOMETRY = KvGeometry(num_layers=3, num_kv_heads=2, head_dim=4, dtype="bfloat16")
 PROMPT, KEPT = 10, 4
@@ -120,3 +125,41 @@ async def test_a_final_layout_that_does_not_fit(executor: ThreadPoolExecutor) ->
     fill(slab)
     with pytest.raises(InternalError, match="moves"):
         slab.settle(layout(KEPT - 1))
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["copied at once", "copied in a thread"])
+async def test_memory_goes_back_when_nobody_writes_to_it_any_more(
+    executor: ThreadPoolExecutor, threads: bool
+) -> None:
+    """A prompt that was given up is closed while its pass still runs."""
+    geometry = KvGeometry(num_layers=6, num_kv_heads=2, head_dim=4, dtype="bfloat16")
+    plan = plan_prompt(
+        config=tiny_config(),
+        geometry=geometry,
+        params=PruningParams(pruning_layer=2, bypass_below=1000),
+        options=RequestOptions(),
+        prompt_tokens=PROMPT,
+    )
+    slabs = HostSlabs(
+        HostMemory(plan.slab.total_bytes),
+        geometry=geometry,
+        executor=executor,
+        make_room=lambda: False,
+    )
+    slab = await slabs.make(plan)
+    writer: SlabWriter = (
+        DeviceSlabWriter(slab, progressed=lambda _done: None, device=torch.device("cpu"))
+        if threads
+        else DirectSlabWriter(slab, progressed=lambda _done: None)
+    )
+    next_one = asyncio.create_task(slabs.make(plan))
+    slab.close()
+    slab.close()
+    await asyncio.sleep(0)
+    assert slabs.num_leases == 1
+    assert not next_one.done()
+    keys, values = tensors(PROMPT)
+    writer.kv_final(layer=0, first_slot=0, keys_NGD=keys, values_NGD=values)
+    writer.close()
+    (await next_one).close()
+    assert slabs.num_leases == 0
