@@ -56,7 +56,8 @@ class KvMemory(Protocol):
 class HostMemory(mmap.mmap):
     """Lazily touched anonymous memory, of huge pages where the kernel has them.
 
-    A write from another process looks the pages up one by one, so huge ones make it 1.6 times as fast.
+    A write from another process looks the pages up one by one: with huge ones it is 1.6 times as
+    fast.
 
     Args:
         nbytes: its size.
