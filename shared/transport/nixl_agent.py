@@ -7,7 +7,6 @@ would spin on a core: calls make progress.
 
 import asyncio
 import mmap
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from shared.errors import HandoffError, TransportError
 from shared.kv.checksum import crc32
 from shared.kv.memory import HOST_SEGMENT, HostMemory, KvMemory, MemoryPart
 from shared.transport.nixl_library import BACKEND, broken, load_nixl
-from shared.transport.nixl_patience import WritePatience
+from shared.transport.nixl_patience import FIRST_PAUSE_S, NoticePatience, WritePatience
 from shared.transport.nixl_wire import fingerprint
 from shared.types.kv_manifest import SegmentCheck
 from shared.types.memory_kind import MemoryKind
@@ -31,11 +30,6 @@ WRITE_SECONDS = 10.0
 
 POSTED_CHUNKS = 3
 """Chunks on their way at once; fewer than there are slots, so that others are staged meanwhile."""
-
-_FIRST_PAUSE_S = 0.0001
-_LONGEST_PAUSE_S = 0.0005
-_LONGEST_DEVICE_PAUSE_S = 0.0001
-"""Between two looks for notices: a handoff between GPUs is over in less than a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +96,7 @@ class NixlAgent:
         self._hung: list[tuple[str, _Posted]] = []
         on_host = memory.segment == HOST_SEGMENT
         self._patience = WritePatience(sleeps=not on_host)
-        self._longest_pause_s = _LONGEST_PAUSE_S if on_host else _LONGEST_DEVICE_PAUSE_S
-        self._hurried = threading.Event()
+        self._looking = NoticePatience(on_device=not on_host)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl")
         self._stager = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl-stage")
         self._agent: Any = None
@@ -171,7 +164,7 @@ class NixlAgent:
 
     def hurry(self) -> None:
         """Somebody knows that a notice must be there: a call that waits for one looks at once."""
-        self._hurried.set()
+        self._looking.hurry()
 
     def is_settled(self, peer: str) -> bool:
         """Whether no write to this peer can be under way."""
@@ -218,16 +211,10 @@ class NixlAgent:
             return  # it is gone already
 
     def _poll(self, wait_s: float) -> list[bytes]:
-        until, pause = time.monotonic() + wait_s, _FIRST_PAUSE_S
-        while True:
-            found = self._agent.get_new_notifs()
-            if found or time.monotonic() >= until:
+        for _ in self._looking.looks(wait_s):
+            if found := self._agent.get_new_notifs():
                 return [notice for notices in found.values() for notice in notices]
-            if self._hurried.wait(pause):
-                self._hurried.clear()
-                pause = _FIRST_PAUSE_S
-            else:
-                pause = min(2 * pause, self._longest_pause_s)
+        return []
 
     def _write(
         self, peer: str, writes: Sequence[DirectWrite], *, may_go: Callable[[], None]
@@ -338,7 +325,7 @@ class NixlAgent:
                         f"chunks were not taken for {WRITE_SECONDS:g} s: the peer hangs; "
                         "start a new attempt on another worker"
                     )
-                time.sleep(0 if polls < self._patience.spins else _FIRST_PAUSE_S)
+                time.sleep(0 if polls < self._patience.spins else FIRST_PAUSE_S)
         except self._library.failures as error:
             self._release(peer, posted)
             raise _write_failed(error) from error

@@ -9,7 +9,7 @@ import pytest
 from protos.tandem.v1 import transfer_pb2
 from shared.errors import HandoffError
 from shared.kv.memory import HostMemory, MemoryPart
-from shared.transport import nixl_agent, nixl_sender
+from shared.transport import nixl_agent, nixl_patience, nixl_sender
 from shared.transport.base import TransportContext, host_bytes, host_pieces
 from shared.transport.nixl import NixlTransport
 from shared.transport.nixl_agent import NixlAgent
@@ -112,7 +112,7 @@ async def test_a_lane_tells_what_landed_half_a_window_at_a_time(
 async def test_who_waits_for_notices_looks_at_once_when_hurried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nixl_agent, "_FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(nixl_patience, "FIRST_PAUSE_S", 3600.0)
     agent = NixlAgent("waits", HostMemory(4096))
     async with asyncio.timeout(20):
         waiting = asyncio.create_task(agent.notices(wait_s=0.001))
