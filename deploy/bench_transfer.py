@@ -54,8 +54,9 @@ def print_result(result: Mapping[str, Any]) -> None:
         console.print(f"memory of {memory['sender']} to memory of {memory['receiver']}")
     console.print(
         f"{result['command']}\n{hardware['cpu']}, {hardware['cores']} cores, load "
-        f"{hardware['load_average'][0]:.1f}; chunks of {result['chunk_bytes']} bytes, "
-        f"allocator variables of the launchers; commit {commit_text(result)}"
+        f"{hardware['load_average'][0]:.1f}; chunks of {result['chunk_bytes']} bytes, nixl writes "
+        f"{result['direct_bytes']} at once; allocator variables of the launchers; commit "
+        f"{commit_text(result)}"
     )
 
 

@@ -40,8 +40,8 @@ def transfer(
     were under way; `nixl` is, as always, a whole transfer with its greeting and its end.
 
     JSON keys: sizes (each mib, gbps, share_of_copy, ratio_to_grpc), parity, rejected, memory (kind;
-    sender, receiver and topology of devices), allocator, chunk_bytes, command, commit, hardware,
-    threads.
+    sender, receiver and topology of devices), allocator, chunk_bytes (of a frame), direct_bytes (of
+    a write by nixl), command, commit, hardware, threads.
     """
     from deploy.bench_transfer import parse_sizes, run_transfer
 

@@ -93,8 +93,8 @@ class PrefillConfig:
     delivery_tries: int = 3
     """Deliveries of one KV cache before its handoff fails."""
     buffer_bytes: int = 2048 * MIB
-    """Bytes of KV on its way or held for a resend, in host memory or, taken at the start, in the
-    GPU's; a prompt waits for room in it."""
+    """Bytes of KV on its way or held for a resend, in host memory, touched as they are needed, or,
+    taken at the start, in the GPU's; a prompt waits for room in it."""
     sealed_bytes: int = 1024 * MIB
     """Bytes of it that delivered KV may hold for a resend; the oldest is dropped first."""
     sealed_lease_s: float = 30.0

@@ -29,6 +29,7 @@ from shared.discovery.address_guard import AddressGuard
 from shared.errors import ConfigError
 from shared.grammar.compiler import GrammarCompiler
 from shared.kv.geometry import KvGeometry
+from shared.kv.memory import HostMemory
 from shared.kv.room import allocating, check_room
 from shared.kv.slab_layout import aligned
 from shared.kv_memory.tensor_memory import TensorMemory
@@ -172,12 +173,14 @@ class Parts:
         )
 
     def _slabs(
-        self, buffer: TensorMemory | None, *, geometry: KvGeometry, held: HeldStore
+        self, buffer: TensorMemory | HostMemory, *, geometry: KvGeometry, held: HeldStore
     ) -> HostSlabs | DeviceSlabs:
-        executor = self.compute.checksums
-        if buffer is None:
-            return HostSlabs(geometry, executor=executor)
-        slabs = DeviceSlabs(buffer, geometry=geometry, executor=executor, make_room=held.make_room)
+        executor, make_room = self.compute.checksums, held.make_room
+        slabs: HostSlabs | DeviceSlabs
+        if isinstance(buffer, HostMemory):
+            slabs = HostSlabs(buffer, geometry=geometry, executor=executor, make_room=make_room)
+        else:
+            slabs = DeviceSlabs(buffer, geometry=geometry, executor=executor, make_room=make_room)
         held.on_droppable = slabs.look_again
         return slabs
 
@@ -228,9 +231,9 @@ def _memory(config: PrefillConfig, *, local: bool) -> MemoryChoice:
     )
 
 
-def _buffer(config: PrefillConfig, memory: MemoryChoice) -> TensorMemory | None:
+def _buffer(config: PrefillConfig, memory: MemoryChoice) -> TensorMemory | HostMemory:
     if memory.kind is MemoryKind.HOST:
-        return None
+        return HostMemory(aligned(config.buffer_bytes))
     if torch.device(config.device).type == "cpu":
         check_room({"buffer_bytes": config.buffer_bytes})
     with allocating("buffer_bytes", nbytes=config.buffer_bytes, place=config.device):

@@ -22,7 +22,13 @@ from loadtest.micro.transfer_ground import Ground, check_memory_here, open_groun
 from loadtest.micro.transfer_parts import INCARNATION, MODEL, TOKEN
 from loadtest.spread import paired_ratios, spread
 from shared.errors import ConfigError, InternalError, TransportError
-from shared.transport.base import Grant, KvTransport, TransferStats, TransportContext
+from shared.transport.base import (
+    MAX_CHUNK_BYTES,
+    Grant,
+    KvTransport,
+    TransferStats,
+    TransportContext,
+)
 from shared.transport.nixl_sender import DIRECT_BYTES
 from shared.transport.nixl_wire import NAME as NIXL
 from shared.transport.registry import transport_registry
@@ -158,7 +164,7 @@ async def _bench(
         ground = open_ground(memory, nbytes=largest)
         peer = _Peer(largest, device=ground.receiver_device)
         stack.callback(peer.close)
-        default = peer.transports if ground.memory is None else [NIXL]
+        default = peer.transports if ground.on_host else [NIXL]
         names = [name for name in peer.transports if name in (wanted or default)]
         if not names:
             reasons = "".join(f"; {name}: {why}" for name, why in peer.rejected.items())
@@ -180,14 +186,15 @@ async def _bench(
         missing = {name: "not asked for" for name in peer.transports if name not in names}
         rejected = {**peer.rejected, **missing}
     flags = [f"--transports {','.join(wanted)}"] if wanted else []
-    flags += [f"--memory {memory}"] if ground.memory is not None else []
+    flags += [] if ground.on_host else [f"--memory {memory}"]
     command = (
         f"tandem bench transfer --sizes {','.join(map(str, sizes_mib))} --repeats {repeats}",
         *flags,
     )
     return {
         "benchmark": "transfer",
-        "chunk_bytes": context.chunk_bytes if ground.memory is None else DIRECT_BYTES,
+        "chunk_bytes": context.chunk_bytes if ground.on_host else DIRECT_BYTES,
+        "direct_bytes": MAX_CHUNK_BYTES if ground.on_host else DIRECT_BYTES,
         "memory": ground.facts,
         "repeats": repeats,
         "sizes": sizes,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from shared.errors import ConfigError
-from shared.kv.memory import KvBytes, KvMemory, MemoryPart
+from shared.kv.memory import HostMemory, KvBytes, KvMemory, MemoryPart
 from shared.kv_memory.tensor_memory import TensorMemory
 from shared.transport.topology import read_topology
 from shared.types.memory_kind import MemoryKind
@@ -20,8 +20,12 @@ class Ground(Protocol):
     """The sending side's memory."""
 
     @property
-    def memory(self) -> KvMemory | None:
-        """What transports are to register; None: the host's."""
+    def memory(self) -> KvMemory:
+        """What transports are to register, as a prefill worker's buffer is."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it is the host's, which every transport reads."""
 
     @property
     def receiver_device(self) -> str:
@@ -84,19 +88,19 @@ class HostGround:
         nbytes: the largest transfer.
     """
 
-    memory = None
     receiver_device = ""
+    on_host = True
 
     def __init__(self, nbytes: int) -> None:
-        self._source: npt.NDArray[np.uint8] = np.random.default_rng(0).integers(
-            0, 256, nbytes, dtype=np.uint8
-        )
+        self.memory = HostMemory(nbytes)
+        self._source: npt.NDArray[np.uint8] = np.frombuffer(self.memory, dtype=np.uint8)
+        self._source[:] = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
         self._target = np.zeros_like(self._source)
         self.facts: dict[str, Any] = {"kind": MemoryKind.HOST.value}
 
     def payload(self, nbytes: int) -> KvBytes:
         """See `Ground.payload`."""
-        return self._source[:nbytes].data
+        return MemoryPart(self.memory, 0, nbytes)
 
     def digest(self, nbytes: int) -> str:
         """See `Ground.digest`."""
@@ -118,6 +122,8 @@ class DeviceGround:
     Args:
         nbytes: the largest transfer.
     """
+
+    on_host = False
 
     def __init__(self, nbytes: int) -> None:
         count = torch.cuda.device_count()

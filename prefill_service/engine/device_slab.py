@@ -14,10 +14,10 @@ import torch
 
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.prompt_slab import PromptSlab, Range
+from prefill_service.engine.slab_room import SlabRoom
 from shared.kv.checksum import crc32
 from shared.kv.geometry import KvGeometry
 from shared.kv.memory import MemoryPart
-from shared.kv.slab import Slab, SlabLease
 from shared.kv.slab_layout import SlabLayout
 from shared.kv_memory.sums import SegmentSums
 from shared.kv_memory.tensor_memory import TensorMemory
@@ -55,16 +55,13 @@ class DeviceSlab(PromptSlab):
         memory = part.memory
         assert isinstance(memory, TensorMemory), "a device's memory"
         data = memory.tensor(part.start, part.nbytes)
-        super().__init__(layout, geometry=geometry, data=data)
+        super().__init__(layout, geometry=geometry, data=data, on_close=on_close)
         self._part = part
         self._sums = sums
         self._executor = executor
-        self._on_close: Callable[[], None] | None = on_close
         self._unpublished: list[Range] = []
         self._summed = asyncio.Event()
         self._sums_S: torch.Tensor | None = None
-        self._writing = False
-        self._closed = False
 
     def view(self, offset: int, length: int) -> MemoryPart:
         """The bytes of one range, where they are."""
@@ -83,14 +80,6 @@ class DeviceSlab(PromptSlab):
             for s, total in zip(self.layout.segments, sums, strict=True)
         )
 
-    def begin_writing(self) -> None:
-        """The memory is kept until `end_writing`, however the prompt ends."""
-        self._writing = True
-
-    def end_writing(self) -> None:
-        """Nothing writes any more; any thread."""
-        self._loop.call_soon_threadsafe(self._written_out)
-
     def take_written(self) -> tuple[Range, ...]:
         """Ranges whose copies were enqueued since the last call; the writing thread only."""
         taken, self._unpublished = tuple(self._unpublished), []
@@ -107,24 +96,12 @@ class DeviceSlab(PromptSlab):
         """The device has computed the sums, and so every byte before them; any thread."""
         self._loop.call_soon_threadsafe(self._all_there)
 
-    def close(self) -> None:
-        """See `PromptSlab.close`; put off while something writes."""
-        self._closed = True
-        if self._on_close is not None and not self._writing:
-            on_close, self._on_close = self._on_close, None
-            on_close()
-
     def _pieces(self, ranges: list[Range]) -> list[Range]:
         return joined(ranges)
 
     def _all_there(self) -> None:
         self._summed.set()
         self._finished()
-
-    def _written_out(self) -> None:
-        self._writing = False
-        if self._closed:
-            self.close()
 
     def _written(self, *ranges: Range) -> None:
         self._unpublished.extend(ranges)
@@ -147,7 +124,7 @@ def joined(ranges: list[Range], *, longest: int = LONGEST_JOINED) -> list[Range]
     return found
 
 
-class DeviceSlabs:
+class DeviceSlabs(SlabRoom):
     """Leases slabs of one buffer, which the worker's transports have registered.
 
     Args:
@@ -165,38 +142,23 @@ class DeviceSlabs:
         executor: Executor,
         make_room: Callable[[], bool],
     ) -> None:
+        super().__init__(memory, make_room=make_room)
         self._memory = memory
-        self._slab = Slab(memory.nbytes, allocate=lambda _nbytes: memory)
         self._geometry = geometry
         self._executor = executor
-        self._make_room = make_room
         self._sums = SegmentSums(memory.device)
-        self._freed = asyncio.Event()
-
-    @property
-    def num_leases(self) -> int:
-        """Slabs that are held."""
-        return self._slab.num_leases
 
     async def make(self, plan: PromptPlan) -> DeviceSlab:
         """A slab for a prompt whose bytes were admitted; waits while the gaps are too short."""
-        while (lease := self._slab.reserve(plan.slab.total_bytes)) is None:
-            if not self._make_room():
-                self._freed.clear()
-                await self._freed.wait()
-        held = lease
+        part, give_back = await self._take(plan.slab.total_bytes)
         return DeviceSlab(
             plan.slab,
             geometry=self._geometry,
-            part=self._slab.locate(held.slot, held.generation, 0, held.nbytes),
+            part=part,
             sums=self._sums,
             executor=self._executor,
-            on_close=lambda: self._release(held),
+            on_close=give_back,
         )
-
-    def look_again(self) -> None:
-        """There is KV to drop since the last look, which a prompt that waits may have dropped."""
-        self._freed.set()
 
     def warm_up(self) -> None:
         """Computes a first sum, so that no prompt waits for a compilation; blocks."""
@@ -205,7 +167,3 @@ class DeviceSlabs:
             self._sums.enqueue(self._memory.bytes, (whole,))
         if self._memory.device.type == "cuda":
             torch.cuda.synchronize(self._memory.device)
-
-    def _release(self, lease: SlabLease) -> None:
-        self._slab.release(lease.slot, lease.generation)
-        self._freed.set()

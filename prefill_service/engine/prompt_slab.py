@@ -8,7 +8,7 @@ Shapes: N slots, G KV heads, D head size, R rows of a layout.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import torch
 
@@ -31,9 +31,17 @@ class PromptSlab(ABC):
         layout: where everything lies.
         geometry: shape of the cache.
         data: the bytes, uint8, at least the layout's.
+        on_close: told once, when nobody reads or writes the memory any more.
     """
 
-    def __init__(self, layout: SlabLayout, *, geometry: KvGeometry, data: torch.Tensor) -> None:
+    def __init__(
+        self,
+        layout: SlabLayout,
+        *,
+        geometry: KvGeometry,
+        data: torch.Tensor,
+        on_close: Callable[[], None],
+    ) -> None:
         self.layout = layout
         self._geometry = geometry
         self._dtype = _DTYPES[geometry.dtype]
@@ -45,6 +53,9 @@ class PromptSlab(ABC):
         self._ranges: list[Range] = []
         self._changed = asyncio.Event()
         self._complete = False
+        self._on_close: Callable[[], None] | None = on_close
+        self._writing = False
+        self._closed = False
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +79,23 @@ class PromptSlab(ABC):
     async def segments(self, check: SegmentCheck = SegmentCheck.CRC32) -> tuple[Segment, ...]:
         """The layout's segments with sums of one kind; after `finish`."""
 
-    @abstractmethod
+    def begin_writing(self) -> None:
+        """The memory is kept until `end_writing`, however the prompt ends."""
+        self._writing = True
+
+    def end_writing(self) -> None:
+        """Nothing writes any more; any thread, and twice is fine."""
+        self._loop.call_soon_threadsafe(self._written_out)
+
     def close(self) -> None:
-        """Gives the memory back; nobody reads it any more. Twice is fine."""
+        """Gives the memory back, which nobody reads any more; put off while something writes.
+
+        Twice is fine.
+        """
+        self._closed = True
+        if self._on_close is not None and not self._writing:
+            on_close, self._on_close = self._on_close, None
+            on_close()
 
     def settle(self, layout: SlabLayout) -> None:
         """Takes the final layout, fewer slots where nothing was written; the writing thread only.
@@ -179,6 +204,11 @@ class PromptSlab(ABC):
     def _published(self, ranges: tuple[Range, ...]) -> None:
         self._ranges.extend(ranges)
         self._wake()
+
+    def _written_out(self) -> None:
+        self._writing = False
+        if self._closed:
+            self.close()
 
     def _finished(self) -> None:
         self._complete = True

@@ -44,6 +44,7 @@ class DirectSlabWriter:
     def __init__(self, slab: PromptSlab, *, progressed: Callable[[int], None]) -> None:
         self._slab = slab
         self._progressed = progressed
+        slab.begin_writing()
 
     def settled(self, plan: PromptPlan) -> None:
         """See `KvObserver.settled`."""
@@ -69,7 +70,8 @@ class DirectSlabWriter:
         """Nothing is under way."""
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """See `SlabWriter.close`: nothing is under way."""
+        self._slab.end_writing()
 
 
 class DeviceSlabWriter:
@@ -86,7 +88,6 @@ class DeviceSlabWriter:
     def __init__(
         self, slab: PromptSlab, *, progressed: Callable[[int], None], device: torch.device
     ) -> None:
-        self._direct = DirectSlabWriter(slab, progressed=progressed)
         self._device = device
         self._mark = mark_for(device)
         self._pieces: queue.Queue[_Piece | None] = queue.Queue(maxsize=_WAITING)
@@ -94,6 +95,8 @@ class DeviceSlabWriter:
         self._dropping = False
         self._thread = threading.Thread(target=self._copy, name="prefill-slab", daemon=True)
         self._thread.start()
+        # Last, as it begins the writing: what fails before it has nobody to end it.
+        self._direct = DirectSlabWriter(slab, progressed=progressed)
 
     def settled(self, plan: PromptPlan) -> None:
         """See `KvObserver.settled`."""
@@ -127,6 +130,7 @@ class DeviceSlabWriter:
         """See `SlabWriter.close`; after `finish`, and a second time, it does nothing."""
         self._dropping = True
         self._end()
+        self._direct.close()
 
     def _end(self) -> None:
         if self._thread.is_alive():

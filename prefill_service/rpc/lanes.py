@@ -65,8 +65,8 @@ def open_lanes(
     *,
     tls: PeerTls | None,
     registry: CollectorRegistry,
+    memory: KvMemory,
     endpoint: LocalEndpoint | None = None,
-    memory: KvMemory | None = None,
 ) -> Lanes:
     """Opens what the settings name.
 
@@ -75,8 +75,8 @@ def open_lanes(
         own: this side.
         tls: mutual TLS with the decode workers; None: plain text.
         registry: takes the metrics.
+        memory: that KV is sent from.
         endpoint: a receiver of this process, for the transport `loopback`.
-        memory: device memory that KV is sent from; None: the host's.
 
     Raises:
         ConfigError: a name is unknown, or the required or every wanted one does not work here.

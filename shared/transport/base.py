@@ -14,6 +14,7 @@ from shared.errors import ConfigError, TransportError
 from shared.kv.memory import KvBytes, KvMemory, MemoryPart
 from shared.rpc.tls import PeerTls
 from shared.types.kv_manifest import SegmentCheck
+from shared.types.memory_kind import MemoryKind
 from shared.types.model_identity import ModelIdentity
 
 DEFAULT_CHUNK_BYTES = 2 * 2**20
@@ -130,6 +131,8 @@ class KvSender(Protocol):
 async def host_bytes(data: KvBytes) -> memoryview:
     """The bytes on the host, for transports that send them from there."""
     if isinstance(data, MemoryPart):
+        if data.memory.kind is MemoryKind.HOST:
+            return data.on_host()  # itself, not a copy
         return await asyncio.to_thread(data.on_host)
     return memoryview(data).cast("B")
 
@@ -265,7 +268,8 @@ class TransportContext:
     tls: PeerTls | None = None
     """Mutual TLS with the receivers, for transports over gRPC; plain text without."""
     memory: KvMemory | None = None
-    """Device memory that KV is sent from, which transports register; None: the host's."""
+    """Memory that KV is sent from, which transports register; None: what lies anywhere on the host,
+    of which they send copies."""
 
     def __post_init__(self) -> None:
         if not MIN_CHUNK_BYTES <= self.chunk_bytes <= MAX_CHUNK_BYTES:

@@ -1,11 +1,11 @@
 """The NIXL transport: chunks are written straight into the decode worker's slab.
 
-Device memory that was registered is read where it is, whole segments at a time; bytes of the host
-are staged chunk by chunk. They go by NVIDIA's NIXL (CUDA IPC, shared memory, TCP, RDMA); a gRPC
-stream beside them, the lane, says where the lease lies, renews it and counts what landed. The
-receiver cannot refuse a write that is on its way, so this side stops by itself: it writes only
-inside the lease, only while it knows the lease to be alive, and tells when nothing is under way
-any more.
+Memory that was registered is read where it is, a device's whole segments at a time; other bytes of
+the host are staged chunk by chunk. They go by NVIDIA's NIXL (CUDA IPC, the kernel's copy from one
+process to another, TCP, RDMA); a gRPC stream beside them, the lane, says where the lease lies,
+renews it and counts what landed. The receiver cannot refuse a write that is on its way, so this
+side stops by itself: it writes only inside the lease, only while it knows the lease to be alive,
+and tells when nothing is under way any more.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from shared.transport.nixl_wire import NAME
 from shared.types.kv_manifest import SegmentCheck
 
 STAGED_CHUNKS = DEFAULT_CREDITS
-"""Chunks of registered memory that bytes of the host are sent from."""
+"""Chunks of registered memory that bytes are sent from which lie elsewhere on the host."""
 
 _ATTACH_METHOD = "/tandem.v1.TransferService/Attach"
 

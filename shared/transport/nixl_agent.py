@@ -1,7 +1,7 @@
 """One NIXL agent behind a thread of its own, the only one that calls the library.
 
 An agent registers its memory once: the landing slab on the decode side, a few chunks to send from
-on the prefill side, and there the device memory in which KV waits. It has no progress thread, which
+on the prefill side, and there the memory in which KV waits. It has no progress thread, which
 would spin on a core: calls make progress.
 """
 
@@ -18,7 +18,7 @@ from shared.errors import HandoffError, TransportError
 from shared.kv.checksum import crc32
 from shared.kv.memory import HOST_SEGMENT, HostMemory, KvMemory, MemoryPart
 from shared.transport.nixl_library import BACKEND, broken, load_nixl
-from shared.transport.nixl_patience import WritePatience
+from shared.transport.nixl_patience import FIRST_PAUSE_S, NoticePatience, WritePatience
 from shared.transport.nixl_wire import fingerprint
 from shared.types.kv_manifest import SegmentCheck
 from shared.types.memory_kind import MemoryKind
@@ -31,11 +31,6 @@ WRITE_SECONDS = 10.0
 POSTED_CHUNKS = 3
 """Chunks on their way at once; fewer than there are slots, so that others are staged meanwhile."""
 
-_FIRST_PAUSE_S = 0.0001
-_LONGEST_PAUSE_S = 0.0005
-_LONGEST_DEVICE_PAUSE_S = 0.0001
-"""Between two looks for notices: a handoff between GPUs is over in less than a millisecond."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectWrite:
@@ -47,7 +42,7 @@ class DirectWrite:
     """Ordinal of its GPU, in the peer's process."""
     data: memoryview | MemoryPart
     """The chunk: of the host, at most as long as a staging slot; or of registered memory, which is
-    read where it is."""
+    read where it is, and summed by CRC-32 there if it is the host's."""
     notice: Callable[[int | None], bytes]
     """Makes the notice that follows the chunk, from its CRC-32 or, where none was made, None."""
 
@@ -101,7 +96,7 @@ class NixlAgent:
         self._hung: list[tuple[str, _Posted]] = []
         on_host = memory.segment == HOST_SEGMENT
         self._patience = WritePatience(sleeps=not on_host)
-        self._longest_pause_s = _LONGEST_PAUSE_S if on_host else _LONGEST_DEVICE_PAUSE_S
+        self._looking = NoticePatience(on_device=not on_host)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl")
         self._stager = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl-stage")
         self._agent: Any = None
@@ -167,6 +162,10 @@ class NixlAgent:
         """
         return await self._call(lambda: self._poll(wait_s))
 
+    def hurry(self) -> None:
+        """Somebody knows that a notice must be there: a call that waits for one looks at once."""
+        self._looking.hurry()
+
     def is_settled(self, peer: str) -> bool:
         """Whether no write to this peer can be under way."""
         return all(name != peer for name, _ in self._hung)
@@ -212,13 +211,10 @@ class NixlAgent:
             return  # it is gone already
 
     def _poll(self, wait_s: float) -> list[bytes]:
-        until, pause = time.monotonic() + wait_s, _FIRST_PAUSE_S
-        while True:
-            found = self._agent.get_new_notifs()
-            if found or time.monotonic() >= until:
+        for _ in self._looking.looks(wait_s):
+            if found := self._agent.get_new_notifs():
                 return [notice for notices in found.values() for notice in notices]
-            time.sleep(pause)
-            pause = min(2 * pause, self._longest_pause_s)
+        return []
 
     def _write(
         self, peer: str, writes: Sequence[DirectWrite], *, may_go: Callable[[], None]
@@ -258,7 +254,9 @@ class NixlAgent:
         """Stages what there are slots for; registered memory needs none."""
         while waiting:
             write = waiting[0]
-            if isinstance(write.data, MemoryPart):
+            if isinstance(write.data, MemoryPart) and self.check is SegmentCheck.CRC32:
+                ready.append(self._stager.submit(self._sum, write, write.data))
+            elif isinstance(write.data, MemoryPart):
                 done: Future[_Ready] = Future()
                 done.set_result(_Ready(write.data, None, write, write.notice(None)))
                 ready.append(done)
@@ -281,6 +279,11 @@ class NixlAgent:
                 "failed or is out of memory; start a new attempt"
             ) from error
         return _Ready(part, slot, write, write.notice(crc32(write.data)))
+
+    @staticmethod
+    def _sum(write: DirectWrite, part: MemoryPart) -> _Ready:
+        """Sums a chunk of the host's where it is, on the stager's thread, while others go."""
+        return _Ready(part, None, write, write.notice(crc32(part.on_host())))
 
     def _post(self, peer: str, ready: _Ready, *, may_go: Callable[[], None]) -> _Posted:
         segment, nbytes, write = ready.local.memory.segment, ready.local.nbytes, ready.write
@@ -322,7 +325,7 @@ class NixlAgent:
                         f"chunks were not taken for {WRITE_SECONDS:g} s: the peer hangs; "
                         "start a new attempt on another worker"
                     )
-                time.sleep(0 if polls < self._patience.spins else _FIRST_PAUSE_S)
+                time.sleep(0 if polls < self._patience.spins else FIRST_PAUSE_S)
         except self._library.failures as error:
             self._release(peer, posted)
             raise _write_failed(error) from error

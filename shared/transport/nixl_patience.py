@@ -1,10 +1,19 @@
-"""How long to sleep over a write before it is polled for: a GPU's link needs nobody to spin for it.
+"""How long to sleep over writes and between looks for notices.
 
 Between two GPUs a write goes on by itself, and a thread that polls takes the interpreter from the
 one that launches the next layers. On the host polling is what moves the bytes, so nobody sleeps.
 """
 
+import threading
 import time
+from collections.abc import Iterator
+
+FIRST_PAUSE_S = 0.0001
+"""Between the first two looks for notices; later ones take up to the longest."""
+
+_LONGEST_PAUSE_S = 0.0005
+_LONGEST_DEVICE_PAUSE_S = 0.0001
+"""A handoff between GPUs is over in less than a millisecond."""
 
 _FASTEST = 450e9
 """Bytes a second of NVLink 4 in one direction: no write is over earlier, and slower ones are polled
@@ -40,3 +49,32 @@ class WritePatience:
     def done(self) -> None:
         """A write ended now; the next one had the link no earlier."""
         self._last_done = time.monotonic()
+
+
+class NoticePatience:
+    """Of one agent that waits for notices.
+
+    Args:
+        on_device: whether they tell of writes between GPUs.
+    """
+
+    def __init__(self, *, on_device: bool) -> None:
+        self._longest_s = _LONGEST_DEVICE_PAUSE_S if on_device else _LONGEST_PAUSE_S
+        self._hurried = threading.Event()
+
+    def hurry(self) -> None:
+        """Somebody knows that a notice must be there: the next look comes at once. Any thread."""
+        self._hurried.set()
+
+    def looks(self, wait_s: float) -> Iterator[None]:
+        """One look each, for as long as `wait_s` and at least one."""
+        until, pause = time.monotonic() + wait_s, FIRST_PAUSE_S
+        while True:
+            yield
+            if time.monotonic() >= until:
+                return
+            if self._hurried.wait(pause):
+                self._hurried.clear()
+                pause = FIRST_PAUSE_S
+            else:
+                pause = min(2 * pause, self._longest_s)

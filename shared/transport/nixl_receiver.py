@@ -84,7 +84,11 @@ class NixlReceiver:
         self._lanes[lane.key] = lane
         self._listen()
         try:
-            await lane.serve(memory=self._agent.memory, credit_window=self._credit_window)
+            await lane.serve(
+                memory=self._agent.memory,
+                credit_window=self._credit_window,
+                hurry=self._agent.hurry,
+            )
         finally:
             del self._lanes[lane.key]
             self._landing.writer_closed(slot, generation, clean=lane.clean, drained=lane.drained)

@@ -12,10 +12,17 @@ import grpc.aio
 from protos.tandem.v1 import transfer_pb2
 from shared.errors import HandoffError, StaleWriteError, TandemError, TransportError
 from shared.kv.memory import KvBytes, MemoryPart
-from shared.transport.base import Grant, SenderState, TransferStats, host_bytes
+from shared.transport.base import (
+    MAX_CHUNK_BYTES,
+    Grant,
+    SenderState,
+    TransferStats,
+    host_bytes,
+)
 from shared.transport.greeting import answers_of
 from shared.transport.nixl_agent import DirectWrite, NixlAgent
 from shared.transport.nixl_wire import Notice, NoticeCheck, encode_notice
+from shared.types.kv_manifest import SegmentCheck
 
 LaneCall = grpc.aio.StreamStreamCall[transfer_pb2.LaneRequest, transfer_pb2.LaneResponse]
 """A lane as this side sees it."""
@@ -24,7 +31,8 @@ BATCH_CHUNKS = 16
 """Chunks that one turn of the agent's thread writes, so that handoffs take turns."""
 
 DIRECT_BYTES = 256 << 20
-"""Bytes of one write from device memory: what is shorter does not reach the speed of NVLink."""
+"""Bytes of one write from device memory: what is shorter does not reach the speed of NVLink. From
+host memory one is as long as a receiver may sum at once: `MAX_CHUNK_BYTES`."""
 
 _GOODBYE_SECONDS = 2.0
 
@@ -119,8 +127,10 @@ class NixlSender:
     async def _chunks(self, data: KvBytes) -> Sequence[memoryview | MemoryPart]:
         """Pieces of one write each."""
         if isinstance(data, MemoryPart) and self._agent.reads(data):
-            starts = range(0, data.nbytes, DIRECT_BYTES)
-            return [data.part(at, min(DIRECT_BYTES, data.nbytes - at)) for at in starts]
+            on_host = self._agent.check is SegmentCheck.CRC32
+            most = MAX_CHUNK_BYTES if on_host else DIRECT_BYTES
+            starts = range(0, data.nbytes, most)
+            return [data.part(at, min(most, data.nbytes - at)) for at in starts]
         view = await host_bytes(data)
         starts = range(0, view.nbytes, self._chunk_bytes)
         return [view[start : start + self._chunk_bytes] for start in starts]
@@ -298,7 +308,10 @@ class NixlSender:
     async def _keep_alive(self) -> None:
         """Renews the lease on both sides, whether bytes are sent or not."""
         sequence = 0
-        while self._failure is None and not self._ended:
+        while True:
+            await asyncio.sleep(self._grant.heartbeat_seconds)  # opening the lane was the first one
+            if self._failure is not None or self._ended:
+                return
             sequence += 1
             self._beats[sequence] = time.monotonic()
             beat = transfer_pb2.LaneHeartbeat(sequence=sequence)
@@ -306,7 +319,6 @@ class NixlSender:
                 await self._say(transfer_pb2.LaneRequest(heartbeat=beat))
             except HandoffError:
                 return  # the reading task holds the reason, the next write raises it
-            await asyncio.sleep(self._grant.heartbeat_seconds)
 
     async def _fail(self, failure: TandemError) -> None:
         async with self._changed:

@@ -25,6 +25,7 @@ from shared.types.handoff import HandoffState, HandoffStateMachine
 from shared.types.kv_manifest import SegmentCheck
 from shared.types.methods import KvSelect, PruningParams
 from shared.types.options import RequestOptions
+from tests.support.host_slabs import host_slab
 from tests.support.prefill_jobs import request_of
 from tests.support.transfer_parts import MODEL
 from tests.support.waiting import until
@@ -87,7 +88,7 @@ async def test_it_holds_the_bytes_of_a_host_slab_and_both_sums(
     tiny_model: Transformer, executor: ThreadPoolExecutor, params: PruningParams
 ) -> None:
     plan = plan_for(tiny_model, params)
-    host = HostSlab(plan.slab, geometry=plan.geometry, executor=executor)
+    host = host_slab(plan.slab, geometry=plan.geometry, executor=executor)
     slabs = slabs_of(tiny_model, executor, nbytes=4 * plan.slab.total_bytes)
     await slabs.make(plan)  # another one lies before
     device = await slabs.make(plan)
@@ -101,7 +102,7 @@ async def test_it_holds_the_bytes_of_a_host_slab_and_both_sums(
         await host.segments(), await device.segments(), summed, strict=True
     ):
         assert crc == wanted
-        data = bytes(host.view(wanted.offset, wanted.length))
+        data = bytes(host.view(wanted.offset, wanted.length).on_host())
         assert bytes(image[wanted.offset : wanted.offset + wanted.length]) == data
         assert zlib.crc32(data) == crc.crc32
         [expected] = slow_sums(device._bytes, (total,)).tolist()

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from prefill_service.engine.held import HeldKv, HeldStore
-from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.parcel import Parcel
 from prefill_service.engine.plan import plan_prompt
 from shared.errors import HandoffError, InvalidRequestError
@@ -14,6 +13,7 @@ from shared.kv.geometry import KvGeometry
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
 from shared.types.methods import PruningParams
 from shared.types.model_identity import ModelIdentity
+from tests.support.host_slabs import host_slab
 from tests.support.prefill_jobs import request_of
 from tests.support.stepped_clock import SteppedClock
 from tests.support.tiny_model import tiny_config
@@ -34,7 +34,7 @@ def held_kv(tokens: int = 16) -> HeldKv:
         prompt_tokens=tokens,
     )
     with ThreadPoolExecutor(1) as executor:
-        slab = HostSlab(plan.slab, geometry=GEOMETRY, executor=executor)
+        slab = host_slab(plan.slab, geometry=GEOMETRY, executor=executor)
     machine = HandoffStateMachine(request.key, state=HandoffState.ADOPTED)
     return HeldKv(Parcel(request, plan=plan, slab=slab, model=MODEL), machine)
 

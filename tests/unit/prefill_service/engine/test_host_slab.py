@@ -8,11 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from prefill_service.engine.host_slab import HostSlab
+from prefill_service.engine.host_slab import HostSlab, HostSlabs
+from prefill_service.engine.plan import plan_prompt
+from prefill_service.engine.slab_writer import DeviceSlabWriter, DirectSlabWriter, SlabWriter
 from shared.errors import InternalError
 from shared.kv.geometry import KvGeometry
+from shared.kv.memory import HostMemory
 from shared.kv.slab_layout import SlabLayout
-from shared.types.methods import KvSelect
+from shared.types.methods import KvSelect, PruningParams
+from shared.types.options import RequestOptions
+from tests.support.host_slabs import host_slab
+from tests.support.tiny_model import tiny_config
 
 GEOMETRY = KvGeometry(num_layers=3, num_kv_heads=2, head_dim=4, dtype="bfloat16")
 PROMPT, KEPT = 10, 4
@@ -71,7 +77,7 @@ async def collect(slab: HostSlab) -> bytearray:
     image = bytearray(slab.nbytes)
     seen = 0
     async for offset, length in slab.ranges():
-        image[offset : offset + length] = slab.view(offset, length)
+        image[offset : offset + length] = slab.view(offset, length).on_host()
         seen += length
     assert seen == slab.payload_bytes, "every byte once"
     return image
@@ -79,7 +85,7 @@ async def collect(slab: HostSlab) -> bytearray:
 
 @pytest.mark.parametrize("planned", [KEPT, KEPT + 1, PROMPT - 1])
 async def test_readers_before_during_and_after(executor: ThreadPoolExecutor, planned: int) -> None:
-    slab = HostSlab(layout(planned), geometry=GEOMETRY, executor=executor)
+    slab = host_slab(layout(planned), geometry=GEOMETRY, executor=executor)
     early = asyncio.create_task(collect(slab))
     await asyncio.sleep(0)
     expected = await asyncio.to_thread(fill, slab, final=layout())
@@ -95,7 +101,7 @@ async def test_readers_before_during_and_after(executor: ThreadPoolExecutor, pla
 
 
 async def test_a_reader_that_is_cancelled_disturbs_nobody(executor: ThreadPoolExecutor) -> None:
-    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+    slab = host_slab(layout(), geometry=GEOMETRY, executor=executor)
     leaving, staying = (asyncio.create_task(collect(slab)) for _ in range(2))
     await asyncio.sleep(0)
     leaving.cancel()
@@ -104,7 +110,7 @@ async def test_a_reader_that_is_cancelled_disturbs_nobody(executor: ThreadPoolEx
 
 
 async def test_a_runner_that_leaves_its_plan(executor: ThreadPoolExecutor) -> None:
-    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+    slab = host_slab(layout(), geometry=GEOMETRY, executor=executor)
     keys, values = tensors(5)
     with pytest.raises(InternalError, match="left its plan"):
         slab.write_kv(layer=1, first_slot=0, keys_NGD=keys, values_NGD=values)
@@ -113,9 +119,47 @@ async def test_a_runner_that_leaves_its_plan(executor: ThreadPoolExecutor) -> No
 
 
 async def test_a_final_layout_that_does_not_fit(executor: ThreadPoolExecutor) -> None:
-    slab = HostSlab(layout(), geometry=GEOMETRY, executor=executor)
+    slab = host_slab(layout(), geometry=GEOMETRY, executor=executor)
     with pytest.raises(InternalError, match="final layout"):
         slab.settle(layout(KEPT + 5))
     fill(slab)
     with pytest.raises(InternalError, match="moves"):
         slab.settle(layout(KEPT - 1))
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["copied at once", "copied in a thread"])
+async def test_memory_goes_back_when_nobody_writes_to_it_any_more(
+    executor: ThreadPoolExecutor, threads: bool
+) -> None:
+    """A prompt that was given up is closed while its pass still runs."""
+    geometry = KvGeometry(num_layers=6, num_kv_heads=2, head_dim=4, dtype="bfloat16")
+    plan = plan_prompt(
+        config=tiny_config(),
+        geometry=geometry,
+        params=PruningParams(pruning_layer=2, bypass_below=1000),
+        options=RequestOptions(),
+        prompt_tokens=PROMPT,
+    )
+    slabs = HostSlabs(
+        HostMemory(plan.slab.total_bytes),
+        geometry=geometry,
+        executor=executor,
+        make_room=lambda: False,
+    )
+    slab = await slabs.make(plan)
+    writer: SlabWriter = (
+        DeviceSlabWriter(slab, progressed=lambda _done: None, device=torch.device("cpu"))
+        if threads
+        else DirectSlabWriter(slab, progressed=lambda _done: None)
+    )
+    next_one = asyncio.create_task(slabs.make(plan))
+    slab.close()
+    slab.close()
+    await asyncio.sleep(0)
+    assert slabs.num_leases == 1
+    assert not next_one.done()
+    keys, values = tensors(PROMPT)
+    writer.kv_final(layer=0, first_slot=0, keys_NGD=keys, values_NGD=values)
+    writer.close()
+    (await next_one).close()
+    assert slabs.num_leases == 0

@@ -23,6 +23,7 @@ from shared.model.attention import TorchAttention
 from shared.model.transformer import Transformer
 from shared.types.methods import KvSelect, PruningParams
 from shared.types.options import RequestOptions
+from tests.support.host_slabs import host_slab
 
 CPU = torch.device("cpu")
 TOKENS = 60
@@ -73,7 +74,7 @@ async def test_both_leave_the_same_slab(
         lambda slab: DeviceSlabWriter(slab, progressed=told.append, device=CPU),
     )
     for make in makers:
-        slab = HostSlab(plan.slab, geometry=plan.geometry, executor=executor)
+        slab = host_slab(plan.slab, geometry=plan.geometry, executor=executor)
         writer = make(slab)
         output = runner.run(
             token_ids=range(3, 3 + TOKENS), plan=plan, observer=writer, stop=lambda: False
@@ -83,7 +84,7 @@ async def test_both_leave_the_same_slab(
         writer.close()
         segments = await slab.segments()
         assert slab.layout == output.plan.slab
-        left.append([(s, bytes(slab.view(s.offset, s.length))) for s in segments])
+        left.append([(s, bytes(slab.view(s.offset, s.length).on_host())) for s in segments])
     assert left[0] == left[1]
     assert told[-1] == TOKENS
     assert copying_threads() == 0
@@ -96,6 +97,13 @@ class Slab:
     gate: threading.Event
     fails_at: int = -1
     written: int = 0
+    ends: int = 0
+
+    def begin_writing(self) -> None:
+        """It is nobody's lease."""
+
+    def end_writing(self) -> None:
+        self.ends += 1
 
     def write_kv(self, **piece: object) -> None:
         self.gate.wait()
@@ -123,7 +131,9 @@ def test_what_a_copy_fails_with_reaches_the_engine() -> None:
     with pytest.raises(InternalError, match="left its plan"):
         writer.finish()
     assert slab.written == 2
+    assert slab.ends == 0
     writer.close()
+    assert slab.ends == 1
     assert copying_threads() == 0
 
 
