@@ -33,6 +33,7 @@ def test_flags_win_over_the_environment() -> None:
         ("adopt_lease_s", float("nan")),
         ("stall_s", -1.0),
         ("log_format", "xml"),
+        ("products", "cublas"),
         ("stream_queue_tokens", 0),
         ("drift_every", -1),
         ("drift_alarm", -0.1),

@@ -163,3 +163,23 @@ def test_a_backend_makes_its_runner(tiny_model, name, kind):
     backend = DecodeBackend(name=name, rejected=())
     made = make_runner(backend, tiny_model, cache, max_batch=2, max_tokens=64)
     assert isinstance(made, kind)
+
+
+def test_kernels_of_products_go_with_kernels_of_steps(tiny_model):
+    cache, backend = make_cache(tiny_model), probe_decode(tiny_model, max_tokens=64)
+    with pytest.raises(ConfigError, match="'torch' computes steps"):
+        make_runner(backend, tiny_model, cache, max_batch=2, max_tokens=64, products="triton")
+
+
+def test_a_runner_says_what_its_products_are_computed_by(tiny_model):
+    backend = DecodeBackend(name="triton", rejected=())
+    made = make_runner(backend, tiny_model, make_cache(tiny_model), max_batch=2, max_tokens=64)
+    assert made.facts == {"products": {}}, "no step was made yet"
+    by_row = make_runner(
+        probe_decode(tiny_model, max_tokens=64),
+        tiny_model,
+        make_cache(tiny_model),
+        max_batch=2,
+        max_tokens=64,
+    )
+    assert by_row.facts == {}
