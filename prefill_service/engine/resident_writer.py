@@ -1,8 +1,8 @@
 """The observer of a prompt whose slab is on the device that computes it.
 
 Each block's copy is enqueued behind the layer that made it. One thread waits for the device, event
-by event, and publishes what is final: neither the engine nor the loop waits for a block. It ends
-with the last one.
+by event, and publishes what is final: neither the engine nor the loop waits for a block. It begins
+with the first block, when the device has work, and ends with the last one.
 Shapes: N slots, R rows of positions, G KV heads, D head size.
 """
 
@@ -37,8 +37,7 @@ class ResidentSlabWriter:
             queue.SimpleQueue()
         )
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._publish, name="prefill-slab", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
         slab.begin_writing()  # last: what fails before it has nobody to end the writing
 
     def settled(self, plan: PromptPlan) -> None:
@@ -71,12 +70,18 @@ class ResidentSlabWriter:
 
     def close(self) -> None:
         """See `SlabWriter.close`; what is enqueued is waited for, as the memory is lent on."""
-        if self._thread.is_alive():
+        if self._thread is None:
+            if (mark := self._now()) is not None:
+                mark.synchronize()
+        elif self._thread.is_alive():
             self._events.put((self._now(), lambda: None))
             self._end()
         self._slab.end_writing()
 
     def _enqueued(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._publish, name="prefill-slab", daemon=True)
+            self._thread.start()
         ranges = self._slab.take_written()
         self._events.put((self._now(), lambda: self._slab.publish(ranges)))
         if self._slab.sum_up():
@@ -88,7 +93,7 @@ class ResidentSlabWriter:
         return None if self._mark is None else self._mark()
 
     def _end(self) -> None:
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             self._events.put(None)
             self._thread.join()
 
