@@ -70,27 +70,25 @@ class ResidentSlabWriter:
 
     def close(self) -> None:
         """See `SlabWriter.close`; what is enqueued is waited for, as the memory is lent on."""
-        if self._thread is None:
-            if (mark := self._now()) is not None:
-                mark.synchronize()
-        elif self._thread.is_alive():
-            self._events.put((self._now(), lambda: None))
+        if self._thread is None or self._thread.is_alive():
+            self._after_this(lambda: None)
             self._end()
         self._slab.end_writing()
 
     def _enqueued(self) -> None:
+        ranges = self._slab.take_written()
+        self._after_this(lambda: self._slab.publish(ranges))
+        if self._slab.sum_up():
+            # Nothing follows: the push can end while the first token is still computed.
+            self._after_this(self._slab.summed)
+            self._events.put(None)
+
+    def _after_this(self, tell: Callable[[], None]) -> None:
+        """Has the thread, which begins here, call `tell` when all that is enqueued was computed."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._publish, name="prefill-slab", daemon=True)
             self._thread.start()
-        ranges = self._slab.take_written()
-        self._events.put((self._now(), lambda: self._slab.publish(ranges)))
-        if self._slab.sum_up():
-            # Nothing follows: the push can end while the first token is still computed.
-            self._events.put((self._now(), self._slab.summed))
-            self._events.put(None)
-
-    def _now(self) -> Mark | None:
-        return None if self._mark is None else self._mark()
+        self._events.put((None if self._mark is None else self._mark(), tell))
 
     def _end(self) -> None:
         if self._thread is not None and self._thread.is_alive():
