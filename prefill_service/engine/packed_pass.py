@@ -78,8 +78,11 @@ class _Rows:
 
     def ways(self, way: Callable[[PromptPass], _Way]) -> list[tuple[_Way, "_Rows"]]:
         """Split between neighbours that go different ways; rows are views."""
+        kinds = [way(prompt) for prompt in self.prompts]
+        if len(set(kinds)) == 1:
+            return [(kinds[0], self)]
         spans, found = self.spans, []
-        for kind, group in groupby(range(len(self.prompts)), key=lambda i: way(self.prompts[i])):
+        for kind, group in groupby(range(len(self.prompts)), key=lambda i: kinds[i]):
             inside = list(group)
             own = slice(inside[0], inside[-1] + 1)
             rows = slice(spans[inside[0]].start, spans[inside[-1]].stop)
