@@ -6,6 +6,7 @@ Shapes: T tokens of a prompt.
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,22 +18,21 @@ from shared.model.transformer import Transformer
 def checked_ids(token_ids: Sequence[int], model: Transformer) -> Tensor:
     """Token ids as int64 [T] on the model's device.
 
+    An array of integers is taken as it lies in memory; another sequence is walked through, which
+    takes half a millisecond of a long prompt whose ids nothing looked at for a while.
+
     Raises:
         InvalidRequestError: one is outside the vocabulary.
     """
     vocab_size = model.config.vocab_size
     try:
-        # An array takes a list in several times faster than a tensor does, and a tensor looks
-        # through it several times faster than Python: together milliseconds of a long prompt.
-        ids = array("q", token_ids)
+        # An array takes a list in several times faster than a tensor does.
+        ids = np.asarray(token_ids if isinstance(token_ids, array) else array("q", token_ids))
     except OverflowError:
         raise _outside(token_ids, vocab_size=vocab_size) from None
-    if not ids:
-        return torch.empty(0, dtype=torch.int64, device=model.device)
-    ids_T = torch.frombuffer(ids, dtype=torch.int64)
-    if not 0 <= int(ids_T.min()) <= int(ids_T.max()) < vocab_size:
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise _outside(token_ids, vocab_size=vocab_size)
-    return sent_to(ids_T, model.device)
+    return sent_to(torch.from_numpy(ids.astype(np.int64, copy=False)), model.device)
 
 
 def _outside(token_ids: Sequence[int], *, vocab_size: int) -> InvalidRequestError:

@@ -145,7 +145,11 @@ class PrefillRunner:
         logits: dict[PromptPass, _Logits] = {}
         try:
             packed = PackedPass(self._model, steps=self._steps(watch.look), prompts=passes)
-            logits = _fetched(*packed.forward(ids))
+            prompts_M, logits_MV = packed.forward(ids)
+            best_2M = fetch(best_tokens(logits_MV))
+            # Whatever can be done before the device has ended: until here nothing waited for it.
+            logits = _by_prompt(prompts_M, logits_MV, best_2M.host)
+            best_2M.wait()
         except AllEndedError:
             pass
         except Exception as error:  # noqa: BLE001  of all prompts that are still there
@@ -182,13 +186,15 @@ class _Logits:
 
     logits_V: Tensor
     best_2: Tensor
+    kept_N: Tensor
 
 
-def _fetched(prompts: Sequence[PromptPass], logits_MV: Tensor) -> dict[PromptPass, _Logits]:
-    """Logits with their best tokens; until here nothing waited for the device."""
-    best_2M = fetch(best_tokens(logits_MV)).wait()
+def _by_prompt(
+    prompts: Sequence[PromptPass], logits_MV: Tensor, best_2M: Tensor
+) -> dict[PromptPass, _Logits]:
     return {
-        prompt: _Logits(logits_MV[index], best_2M[:, index]) for index, prompt in enumerate(prompts)
+        prompt: _Logits(logits_MV[index], best_2M[:, index], prompt.positions_N)
+        for index, prompt in enumerate(prompts)
     }
 
 
@@ -243,7 +249,7 @@ def _outcome(
         plan=prompt.selection.plan,
         logits_V=logits.logits_V,
         best_2=logits.best_2,
-        kept_N=prompt.positions_N,
+        kept_N=logits.kept_N,
         scores_C=prompt.selection.scores_C,
         select_time=prompt.selection.time,
         prefill_seconds=seconds,

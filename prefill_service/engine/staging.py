@@ -21,14 +21,14 @@ def sent_to(host: Tensor, device: torch.device) -> Tensor:
 class Fetched:
     """A result whose copy to the host is enqueued."""
 
-    _host: Tensor
+    host: Tensor
+    """Where it goes; its numbers are there once `wait` returned."""
     _copied: torch.cuda.Event | None
 
-    def wait(self) -> Tensor:
+    def wait(self) -> None:
         """Waits for everything that was enqueued before in that stream, and for nothing else."""
         if self._copied is not None:
             self._copied.synchronize()
-        return self._host
 
 
 def fetch(result: Tensor) -> Fetched:
