@@ -5,11 +5,11 @@ Shapes: T tokens, V vocabulary.
 
 import gc
 import time
-from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +40,7 @@ class OurPass:
     params: PruningParams
     chunk_tokens: int
 
-    def __call__(self, ids: "array[int]") -> CapturedPrefill:
+    def __call__(self, ids: Sequence[int]) -> CapturedPrefill:
         """One prompt."""
         return capture_prefill(
             self.model,
@@ -57,9 +57,9 @@ class PeerPass:
 
     peer: TransformersPass
 
-    def __call__(self, ids: "array[int]") -> tuple[Tensor, Any]:
+    def __call__(self, ids: Sequence[int]) -> tuple[Tensor, Any]:
         """One prompt."""
-        return self.peer.run(torch.frombuffer(ids, dtype=torch.int64).to(self.peer.device))
+        return self.peer.run(torch.from_numpy(np.asarray(ids)).to(self.peer.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +77,14 @@ class VllmPass:
     chunk_tokens: Mapping[int, int]
     """Most tokens of a step by prompt tokens; 0: all of them."""
 
-    def __call__(self, ids: "array[int]") -> OwnClock:
+    def __call__(self, ids: Sequence[int]) -> OwnClock:
         """One prompt."""
         found = self.peer.first_token(len(ids), chunk_tokens=self.chunk_tokens[len(ids)])
         return OwnClock(seconds=found["seconds"])
 
 
-Arm = Callable[["array[int]"], Any]
-"""Takes a prompt as a worker holds it: 64-bit ids on the host, in one piece."""
+Arm = Callable[[Sequence[int]], Any]
+"""Takes a prompt; the bench gives its ids as a worker holds them, an array on the host."""
 
 
 def our_arms(
@@ -128,7 +128,7 @@ class Timed:
 
 
 def take_turns(
-    arms: dict[str, Arm], ids: "array[int]", *, repeats: int, device: torch.device
+    arms: dict[str, Arm], ids: Sequence[int], *, repeats: int, device: torch.device
 ) -> dict[str, Timed]:
     """Every arm once to warm up, then all arms once a repeat; not those whose process ended.
 
@@ -150,7 +150,9 @@ def take_turns(
     return timed
 
 
-def _run(arm: Arm, ids: "array[int]", timed: Timed, *, counted: bool, device: torch.device) -> None:
+def _run(
+    arm: Arm, ids: Sequence[int], timed: Timed, *, counted: bool, device: torch.device
+) -> None:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize(device)
