@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shared.model.current_device import computing_on
+
 
 def sent_to(host: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on `device`, behind what is enqueued there."""
     if device.type != "cuda":
         return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
+    with computing_on(device):  # memory is pinned by way of some device, which this must be
+        return host.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
