@@ -8,9 +8,11 @@ from loadtest.pair.plan import ARMS
 
 _MIB = 1 << 20
 _MEANING = """\
-First token: at the client, since the request was sent. The engine's own: the prefill worker's
-forward pass, selection included, as it measured it. Added: the difference, so gateway,
-queues, messages, the upload of the ids, sampling and, with several at once, the prompts before.
+First token: at the client, since the request was sent. The engine's own, by the prefill worker's
+clock: from when a pass takes the prompt, its ids on the host, to when its first token's id is on
+the host: sending the ids, the forward pass, selection and sampling, with no wait for room, transfer
+or messages. Added: the difference, so gateway, queues, planning, messages and, with several at
+once, the prompts before.
 Exposed transfer: from the first token's computation to the adoption of the KV on the decode side.
 """
 

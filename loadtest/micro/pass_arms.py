@@ -5,10 +5,11 @@ Shapes: T tokens, V vocabulary.
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ class OurPass:
     params: PruningParams
     chunk_tokens: int
 
-    def __call__(self, ids: list[int]) -> CapturedPrefill:
+    def __call__(self, ids: Sequence[int]) -> CapturedPrefill:
         """One prompt."""
         return capture_prefill(
             self.model,
@@ -56,9 +57,9 @@ class PeerPass:
 
     peer: TransformersPass
 
-    def __call__(self, ids: list[int]) -> tuple[Tensor, Any]:
+    def __call__(self, ids: Sequence[int]) -> tuple[Tensor, Any]:
         """One prompt."""
-        return self.peer.run(torch.tensor(ids, device=self.peer.device))
+        return self.peer.run(torch.from_numpy(np.asarray(ids)).to(self.peer.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +77,14 @@ class VllmPass:
     chunk_tokens: Mapping[int, int]
     """Most tokens of a step by prompt tokens; 0: all of them."""
 
-    def __call__(self, ids: list[int]) -> OwnClock:
+    def __call__(self, ids: Sequence[int]) -> OwnClock:
         """One prompt."""
         found = self.peer.first_token(len(ids), chunk_tokens=self.chunk_tokens[len(ids)])
         return OwnClock(seconds=found["seconds"])
 
 
-Arm = Callable[[list[int]], Any]
+Arm = Callable[[Sequence[int]], Any]
+"""Takes a prompt; the bench gives its ids as a worker holds them, an array on the host."""
 
 
 def our_arms(
@@ -126,7 +128,7 @@ class Timed:
 
 
 def take_turns(
-    arms: dict[str, Arm], ids: list[int], *, repeats: int, device: torch.device
+    arms: dict[str, Arm], ids: Sequence[int], *, repeats: int, device: torch.device
 ) -> dict[str, Timed]:
     """Every arm once to warm up, then all arms once a repeat; not those whose process ended.
 
@@ -148,7 +150,9 @@ def take_turns(
     return timed
 
 
-def _run(arm: Arm, ids: list[int], timed: Timed, *, counted: bool, device: torch.device) -> None:
+def _run(
+    arm: Arm, ids: Sequence[int], timed: Timed, *, counted: bool, device: torch.device
+) -> None:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize(device)

@@ -13,6 +13,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -223,16 +224,17 @@ def _peers(
     return arms | {VLLM: arm}, {"transformers": transformers, VLLM: report}
 
 
-def _parts(arms: dict[str, Arm], ids: list[int]) -> dict[str, Any]:
+def _parts(arms: dict[str, Arm], ids: Sequence[int]) -> dict[str, Any]:
     """Kernels of full, and of the first and the last keep rate; see `time_pass_parts`."""
     rates = [name for name in arms if name.startswith("claa")]
     ours = dict.fromkeys((FULL, *rates[:1], *rates[-1:]))
     return {name: time_pass_parts(partial(arms[name], ids)) for name in ours}
 
 
-def _prompt(model: Transformer, tokens: int) -> list[int]:
+def _prompt(model: Transformer, tokens: int) -> Sequence[int]:
     generator = torch.Generator().manual_seed(tokens)
-    return torch.randint(3, model.config.vocab_size, (tokens,), generator=generator).tolist()
+    drawn = torch.randint(3, model.config.vocab_size, (tokens,), generator=generator)
+    return array("q", drawn.tolist())
 
 
 def _compare_peer(arms: dict[str, Arm], *, tokens: int) -> dict[str, Any]:

@@ -11,7 +11,10 @@ from shared.model.config import ModelConfig
 from shared.model.shapes import MODEL_SHAPES
 
 MOST_ADDED_MS = 6.0
-"""What may stand between the engine's own first token and a client's, one request at a time."""
+"""What may stand between the engine's own first token and a client's, one request at a time.
+
+The engine's own is the phase `prefill`: a prompt's ids on the host to its first token's id there.
+"""
 MOST_CLAA_RATIO = 0.60
 """First token with CLAA at 10 % over that of full attention, at `RATIO_TOKENS`."""
 MOST_EXPOSED = 0.02

@@ -35,7 +35,8 @@ class Computed:
     first_tokens: tuple[SampledToken, ...]
     """One a branch."""
     prefill_seconds: float
-    """Forward pass, selection included, of all prompts of its pass."""
+    """From when the pass took the prompt, its ids on the host, to when its first token was known
+    there: sending the ids, the forward pass of all prompts of the pass, selection, and sampling."""
     select_seconds: float
     """Scoring and selecting."""
     ended_at: float
@@ -93,8 +94,9 @@ class ComputeThread:
         InternalError for whatever else went wrong in there.
         """
         loop = asyncio.get_running_loop()
+        began = time.monotonic()
         try:
-            await loop.run_in_executor(self._executor, self._run, pack, loop)
+            await loop.run_in_executor(self._executor, self._run, pack, loop, began)
         except Exception as error:  # noqa: BLE001  the border of a pass: its callers must hear
             for work in pack:
                 if not work.computed.done():
@@ -105,7 +107,9 @@ class ComputeThread:
         self._executor.shutdown(wait=True)
         self._checksums.shutdown(wait=True)
 
-    def _run(self, pack: Sequence[PromptWork], loop: asyncio.AbstractEventLoop) -> None:
+    def _run(
+        self, pack: Sequence[PromptWork], loop: asyncio.AbstractEventLoop, began: float
+    ) -> None:
         runs: list[_ThreadRun] = []
         self._last_beat, self._going = time.monotonic(), len(pack)
         try:
@@ -120,7 +124,7 @@ class ComputeThread:
                 if isinstance(output, PrefillOutput):
                     run.sample(output)
             for run in runs:
-                run.finish()
+                run.finish(began=began)
         finally:
             for run in runs:
                 run.close()
@@ -186,15 +190,19 @@ class _ThreadRun:
         """Draws the first tokens and tells them."""
         job = self._work.job
         try:
-            tokens = first_tokens(output.logits_V, job.request)
+            tokens = first_tokens(output.logits_V, job.request, best_2=output.best_2)
         except Exception as error:  # noqa: BLE001  of this prompt alone
             self.fail(error)
             return
         self._sampled = _Sampled(output, tokens, ended_at=time.monotonic())
         self._loop.call_soon_threadsafe(job.emit, FirstTokens(tokens))
 
-    def finish(self) -> None:
-        """Waits until all of its KV is in the slab, and ends well; unless it failed before."""
+    def finish(self, *, began: float) -> None:
+        """Waits until all of its KV is in the slab, and ends well; unless it failed before.
+
+        Args:
+            began: when the pass took its prompts, in monotonic seconds.
+        """
         if self._sampled is None:
             return
         output = self._sampled.output
@@ -211,7 +219,7 @@ class _ThreadRun:
         computed = Computed(
             plan=output.plan,
             first_tokens=self._sampled.tokens,
-            prefill_seconds=output.prefill_seconds,
+            prefill_seconds=self._sampled.ended_at - began,
             select_seconds=output.select_seconds,
             ended_at=self._sampled.ended_at,
             trace=trace,
@@ -257,8 +265,17 @@ def _unless_done(
 
 
 @torch.inference_mode()
-def first_tokens(logits_V: torch.Tensor, request: PromptRequest) -> tuple[SampledToken, ...]:
-    """Draw 0 of every branch from float32 logits [V], or the tokens that the client saw already."""
+def first_tokens(
+    logits_V: torch.Tensor, request: PromptRequest, *, best_2: torch.Tensor | None = None
+) -> tuple[SampledToken, ...]:
+    """Draw 0 of every branch from float32 logits [V], or the tokens that the client saw already.
+
+    Args:
+        logits_V: on any device.
+        request: how to draw.
+        best_2: `best_tokens` of the logits, where they came to the host already: who asks for
+            nothing else then waits for nothing else.
+    """
     if request.forced_first_tokens:
         return tuple(SampledToken(token_id=token_id) for token_id in request.forced_first_tokens)
     banned = request.stop.token_ids if request.stop.min_tokens > 0 else ()
@@ -274,4 +291,5 @@ def first_tokens(logits_V: torch.Tensor, request: PromptRequest) -> tuple[Sample
         )
         for branch in range(request.num_branches)
     ]
-    return tuple(sample_rows(logits_V.expand(len(rows), -1), rows))
+    best_2B = None if best_2 is None else best_2[:, None].expand(-1, len(rows))
+    return tuple(sample_rows(logits_V.expand(len(rows), -1), rows, best_2B=best_2B))

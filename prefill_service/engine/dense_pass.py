@@ -50,7 +50,7 @@ class DensePass:
         self.depth = depth
         self.window = min(window, ids_T.shape[0])
         self.positions_T = torch.arange(ids_T.shape[0], device=model.device)
-        self.rope = model.rope(self.positions_T, context_tokens=ids_T.shape[0])
+        self.rope = model.prompt_rope(ids_T.shape[0])
         self._kv: list[LayerKv] = []
         self._q_WHD: list[Tensor] = []
         self._inputs: dict[int, Tensor] = {}

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from prefill_service.engine.dense_pass import DensePass
 from prefill_service.engine.family import EvaluatedPrompt, Family, LayerCache, Variant
 from prefill_service.engine.layer_steps import LayerSteps
+from prefill_service.engine.prompt_ids import checked_ids
 from prefill_service.engine.prompt_view import DenseView
-from prefill_service.engine.runner import checked_ids
 from prefill_service.ranking.base import SideInputs
 from prefill_service.ranking.registry import NO_SIDE_INPUTS
 from shared.errors import InvalidRequestError

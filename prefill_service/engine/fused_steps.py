@@ -54,13 +54,15 @@ class FusedLayerSteps:
         tokens, config = x_TE.shape[0], self.config
         lengths = tuple(share.rows.stop - share.rows.start for share in shares)
         room = self.attention.padded(*lengths)
-        q_PHD = _padded(x_TE, tokens, (room, config.num_heads, config.head_dim))
+        q_PHD = x_TE.new_empty((room, config.num_heads, config.head_dim))
         kv_PGD = self._kv_room(x_TE, room=room)
         for rows in self._blocks(tokens):
             product_BX = self._product(layer, x_TE[rows], rows=slice(None))
             targets = HeadTargets(q_THD=q_PHD[rows], kv_TGD=(kv_PGD[0][rows], kv_PGD[1][rows]))
             self._rotate(layer, product_BX, rope.rows(rows), to=targets)
             _hand_over(shares, rows, kv_PGD)
+        # Not before the first product, for which a device waits that has nothing else to do.
+        _zero_padding(q_PHD, *kv_PGD, tokens=tokens)
         want_lse = any(share.window for share in shares)
         seen = self.attention.prompts(q_PHD, *kv_PGD, lengths=lengths, want_lse=want_lse)
         windows = [slice(share.rows.stop - share.window, share.rows.stop) for share in shares]
@@ -130,19 +132,17 @@ class FusedLayerSteps:
 
     def _kv_room(self, x_TE: Tensor, *, room: int) -> tuple[Tensor, Tensor]:
         shape = (room, self.config.num_kv_heads, self.config.head_dim)
-        tokens = x_TE.shape[0]
-        return _padded(x_TE, tokens, shape), _padded(x_TE, tokens, shape)
+        return x_TE.new_empty(shape), x_TE.new_empty(shape)
 
     def _blocks(self, tokens: int) -> Iterator[slice]:
         return blocks(tokens, self.chunk_tokens, check=self.check)
 
 
-def _padded(like: Tensor, tokens: int, shape: tuple[int, int, int]) -> Tensor:
-    """Room for heads in the type and place of `like`; zeros after the prompt."""
-    room = like.new_empty(shape)
-    if shape[0] > tokens:
-        room[tokens:].zero_()
-    return room
+def _zero_padding(*heads_P: Tensor, tokens: int) -> None:
+    """Numbers for the rows after the prompt, which exact kernels read."""
+    for room_PHD in heads_P:
+        if room_PHD.shape[0] > tokens:
+            room_PHD[tokens:].zero_()
 
 
 def _hand_over(shares: Sequence[Share], rows: slice, kv_TGD: tuple[Tensor, Tensor]) -> None:

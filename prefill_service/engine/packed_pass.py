@@ -78,8 +78,11 @@ class _Rows:
 
     def ways(self, way: Callable[[PromptPass], _Way]) -> list[tuple[_Way, "_Rows"]]:
         """Split between neighbours that go different ways; rows are views."""
+        kinds = [way(prompt) for prompt in self.prompts]
+        if len(set(kinds)) == 1:
+            return [(kinds[0], self)]
         spans, found = self.spans, []
-        for kind, group in groupby(range(len(self.prompts)), key=lambda i: way(self.prompts[i])):
+        for kind, group in groupby(range(len(self.prompts)), key=lambda i: kinds[i]):
             inside = list(group)
             own = slice(inside[0], inside[-1] + 1)
             rows = slice(spans[inside[0]].start, spans[inside[-1]].stop)
@@ -125,11 +128,14 @@ class PackedPass:
             key=lambda prompt: min(i for i in range(last + 1) if i == last or prompt.prunes_at(i)),
         )
 
-    def forward(self, ids: dict[PromptPass, Tensor]) -> dict[PromptPass, Tensor]:
-        """All layers; the float32 logits [V] after each prompt that did not end on the way.
+    def forward(self, ids: dict[PromptPass, Tensor]) -> tuple[list[PromptPass], Tensor]:
+        """All layers, enqueued on a device.
 
         Args:
             ids: tokens of each prompt, int64, on the model's device.
+
+        Returns:
+            The prompts that did not end on the way, and the float32 logits [M, V] after each.
 
         Raises:
             AllEndedError: none is left.
@@ -141,19 +147,15 @@ class PackedPass:
         num_layers = len(self._model.layers)
         for index in range(num_layers):
             rows = self._layer(index, rows)
-            pace.layer_enqueued(sum(prompt.positions_N.shape[0] for prompt in rows.prompts))
+            pace.layer_enqueued(sum(prompt.tokens_onward for prompt in rows.prompts))
             rows = rows.some(lambda prompt: not prompt.ended)
             for prompt in rows.prompts:
                 prompt.progress(index + 1, num_layers=num_layers)
         rows = rows.some(lambda prompt: not prompt.ended)
-        logits_MV = self._model.logits(rows.x_TE)
-        return dict(zip(rows.prompts, logits_MV, strict=True))
+        return rows.prompts, self._model.logits(rows.x_TE)
 
     def _begin(self, ids: dict[PromptPass, Tensor]) -> _Rows:
-        tables = [
-            self._model.rope(prompt.positions_N, context_tokens=prompt.prompt_tokens)
-            for prompt in self._prompts
-        ]
+        tables = [self._model.prompt_rope(prompt.prompt_tokens) for prompt in self._prompts]
         return _Rows(
             prompts=self._prompts,
             lengths=[prompt.prompt_tokens for prompt in self._prompts],

@@ -1,8 +1,9 @@
 """What will be done with one prompt: is it pruned, to how many tokens, and where does its KV go."""
 
 from dataclasses import dataclass, replace
+from typing import cast
 
-from prefill_service.ranking.base import PromptRanker, Ranker
+from prefill_service.ranking.base import Ranker, ranks_before
 from prefill_service.ranking.registry import build_ranker, check_mass
 from shared.errors import ConfigError, ContextLengthError, InvalidRequestError
 from shared.kv.geometry import KvGeometry
@@ -36,8 +37,8 @@ class PromptPlan:
     def ranker(self) -> Ranker:
         """The method that chooses this prompt's tokens: `full` when nothing is pruned."""
         ranker = build_ranker(self.params.ranker if self.summary.pruned else "full", self.params)
-        assert isinstance(ranker, Ranker), "only methods that look at layers are planned"
-        return ranker
+        assert not ranks_before(ranker), "only methods that look at layers are planned"
+        return cast("Ranker", ranker)
 
     @property
     def window_tokens(self) -> int:
@@ -131,7 +132,7 @@ def plan_prompt(
 
 def needs_evaluation(params: PruningParams) -> bool:
     """Whether no worker can serve these parameters, and only `engine/evaluate.py` runs them."""
-    before_main_pass = isinstance(build_ranker(params.ranker, params), PromptRanker)
+    before_main_pass = ranks_before(build_ranker(params.ranker, params))
     return before_main_pass or (params.kv_rate is not None and params.kv_rate > params.keep_rate)
 
 
@@ -142,7 +143,7 @@ def served_params(params: PruningParams, *, num_layers: int) -> PruningParams:
         ConfigError: an unknown method, or one that only evaluations can run.
     """
     ranker = build_ranker(params.ranker, params)
-    if isinstance(ranker, PromptRanker):
+    if ranks_before(ranker):
         raise ConfigError(
             f"the ranking method {params.ranker!r} chooses tokens before the main pass, which only "
             "evaluations and inspect run; choose a method that looks at layers, such as 'claa'"

@@ -48,11 +48,12 @@ class PromptPass:
     def __init__(self, prompt: PackedPrompt, *, device: torch.device, by_kernel: bool) -> None:
         plan = prompt.plan
         self.error: Exception | None = None
-        self.positions_N = torch.arange(plan.prompt_tokens, device=device)
         self.selection = PromptSelection(
             plan, device=device, by_kernel=by_kernel, stopwatch=stopwatch_for(device)
         )
         self._plan = plan
+        self._device = device
+        self._positions_N: Tensor | None = None
         self._observer = prompt.observer
         self._stop = prompt.stop
         self._by_kernel = by_kernel
@@ -64,6 +65,18 @@ class PromptPass:
     def prompt_tokens(self) -> int:
         """L."""
         return self._plan.prompt_tokens
+
+    @property
+    def tokens_onward(self) -> int:
+        """N, the tokens that go through the next layer."""
+        return self.prompt_tokens if self._positions_N is None else self._positions_N.shape[0]
+
+    @property
+    def positions_N(self) -> Tensor:
+        """Their positions, int64, ascending; made when first asked for, with the layers ahead."""
+        if self._positions_N is None:
+            self._positions_N = torch.arange(self.prompt_tokens, device=self._device)
+        return self._positions_N
 
     @property
     def ended(self) -> bool:
@@ -134,7 +147,7 @@ class PromptPass:
             self._observer.settled(self._plan)
         self._release_awaiting()
         if chosen_N is not None:
-            self.positions_N = chosen_N
+            self._positions_N = chosen_N
         return self.positions_N
 
     def _settle(self, index: int, ran: LayerRun) -> None:

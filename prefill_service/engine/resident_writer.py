@@ -1,8 +1,8 @@
 """The observer of a prompt whose slab is on the device that computes it.
 
 Each block's copy is enqueued behind the layer that made it. One thread waits for the device, event
-by event, and publishes what is final: neither the engine nor the loop waits for a block. It ends
-with the last one.
+by event, and publishes what is final: neither the engine nor the loop waits for a block. It begins
+with the first block, when the device has work, and ends with the last one.
 Shapes: N slots, R rows of positions, G KV heads, D head size.
 """
 
@@ -37,8 +37,7 @@ class ResidentSlabWriter:
             queue.SimpleQueue()
         )
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._publish, name="prefill-slab", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
         slab.begin_writing()  # last: what fails before it has nobody to end the writing
 
     def settled(self, plan: PromptPlan) -> None:
@@ -71,24 +70,28 @@ class ResidentSlabWriter:
 
     def close(self) -> None:
         """See `SlabWriter.close`; what is enqueued is waited for, as the memory is lent on."""
-        if self._thread.is_alive():
-            self._events.put((self._now(), lambda: None))
+        if self._thread is None or self._thread.is_alive():
+            self._after_this(lambda: None)
             self._end()
         self._slab.end_writing()
 
     def _enqueued(self) -> None:
         ranges = self._slab.take_written()
-        self._events.put((self._now(), lambda: self._slab.publish(ranges)))
+        self._after_this(lambda: self._slab.publish(ranges))
         if self._slab.sum_up():
             # Nothing follows: the push can end while the first token is still computed.
-            self._events.put((self._now(), self._slab.summed))
+            self._after_this(self._slab.summed)
             self._events.put(None)
 
-    def _now(self) -> Mark | None:
-        return None if self._mark is None else self._mark()
+    def _after_this(self, tell: Callable[[], None]) -> None:
+        """Has the thread, which begins here, call `tell` when all that is enqueued was computed."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._publish, name="prefill-slab", daemon=True)
+            self._thread.start()
+        self._events.put((None if self._mark is None else self._mark(), tell))
 
     def _end(self) -> None:
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             self._events.put(None)
             self._thread.join()
 

@@ -1,10 +1,9 @@
 """Runs prompts through the model, one or several in a pass.
 
-Shapes: T tokens of a prompt, N kept tokens, C candidates, V vocabulary.
+Shapes: T tokens of a prompt, N kept tokens, C candidates, M prompts of a pass, V vocabulary.
 """
 
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +14,15 @@ from prefill_service.engine.layer_steps import LayerSteps, PromptSteps
 from prefill_service.engine.observer import KvObserver
 from prefill_service.engine.packed_pass import AllEndedError, PackedPass
 from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.prompt_ids import checked_ids
 from prefill_service.engine.prompt_pass import PackedPrompt, PromptPass
-from shared.errors import ConfigError, InvalidRequestError
+from prefill_service.engine.staging import fetch
+from prefill_service.engine.stopwatch import Stopwatch
+from shared.errors import ConfigError
 from shared.model.attention import PrefillAttention
 from shared.model.current_device import computing_on
 from shared.model.device_attention import DeviceAttention
+from shared.model.sampler import best_tokens
 from shared.model.transformer import Transformer
 
 DEFAULT_CHUNK_TOKENS = 1024
@@ -38,10 +41,17 @@ class PrefillOutput:
     """Positions that ran past the pruning layer, int64, ascending."""
     scores_C: Tensor | None
     """The scores that chose them, of the tokens before the window; None when nothing was ranked."""
-    select_seconds: float
-    """Time for scoring and selecting."""
+    best_2: Tensor
+    """`best_tokens` of the logits, on the host: it came with the end of the pass."""
+    select_time: Stopwatch
+    """Measured scoring and selecting; reading it takes a while on a CUDA device."""
     prefill_seconds: float
     """Time in all, the observer's included."""
+
+    @property
+    def select_seconds(self) -> float:
+        """Time for scoring and selecting."""
+        return self.select_time.seconds()
 
 
 def ignore_end(_index: int, _error: Exception) -> None:
@@ -132,13 +142,14 @@ class PrefillRunner:
         for each, prompt in zip(passes, prompts, strict=True):
             with each.part():
                 ids[each] = checked_ids(prompt.token_ids, self._model)
-        logits: dict[PromptPass, Tensor] = {}
+        logits: dict[PromptPass, _Logits] = {}
         try:
-            logits = PackedPass(self._model, steps=self._steps(watch.look), prompts=passes).forward(
-                ids
-            )
-            if self._model.device.type == "cuda":
-                torch.cuda.synchronize(self._model.device)  # until here nothing waited for it
+            packed = PackedPass(self._model, steps=self._steps(watch.look), prompts=passes)
+            prompts_M, logits_MV = packed.forward(ids)
+            best_2M = fetch(best_tokens(logits_MV))
+            # Whatever can be done before the device has ended: until here nothing waited for it.
+            logits = _by_prompt(prompts_M, logits_MV, best_2M.host)
+            best_2M.wait()
         except AllEndedError:
             pass
         except Exception as error:  # noqa: BLE001  of all prompts that are still there
@@ -167,6 +178,24 @@ class PrefillRunner:
             chunk_tokens=self._chunk_tokens,
             check=check,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Logits:
+    """What a prompt's last row came to."""
+
+    logits_V: Tensor
+    best_2: Tensor
+    kept_N: Tensor
+
+
+def _by_prompt(
+    prompts: Sequence[PromptPass], logits_MV: Tensor, best_2M: Tensor
+) -> dict[PromptPass, _Logits]:
+    return {
+        prompt: _Logits(logits_MV[index], best_2M[:, index], prompt.positions_N)
+        for index, prompt in enumerate(prompts)
+    }
 
 
 class _EndWatch:
@@ -211,44 +240,17 @@ class _EndWatch:
 
 
 def _outcome(
-    prompt: PromptPass, *, logits: Tensor | None, seconds: float
+    prompt: PromptPass, *, logits: _Logits | None, seconds: float
 ) -> PrefillOutput | Exception:
     if prompt.error is not None:
         return prompt.error
     assert logits is not None, "it went through all layers"
     return PrefillOutput(
         plan=prompt.selection.plan,
-        logits_V=logits,
-        kept_N=prompt.positions_N,
+        logits_V=logits.logits_V,
+        best_2=logits.best_2,
+        kept_N=logits.kept_N,
         scores_C=prompt.selection.scores_C,
-        select_seconds=prompt.selection.seconds,
+        select_time=prompt.selection.time,
         prefill_seconds=seconds,
-    )
-
-
-def checked_ids(token_ids: Sequence[int], model: Transformer) -> Tensor:
-    """Token ids as int64 [T] on the model's device.
-
-    Raises:
-        InvalidRequestError: one is outside the vocabulary.
-    """
-    vocab_size = model.config.vocab_size
-    try:
-        # An array takes a list in several times faster than a tensor does, and a tensor looks
-        # through it several times faster than Python: together milliseconds of a long prompt.
-        ids = array("q", token_ids)
-    except OverflowError:
-        raise _outside(token_ids, vocab_size=vocab_size) from None
-    ids_T = torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0, dtype=torch.int64)
-    if ids and not 0 <= int(ids_T.min()) <= int(ids_T.max()) < vocab_size:
-        raise _outside(token_ids, vocab_size=vocab_size)
-    return ids_T.to(model.device)
-
-
-def _outside(token_ids: Sequence[int], *, vocab_size: int) -> InvalidRequestError:
-    bad = next(i for i in token_ids if not 0 <= i < vocab_size)
-    return InvalidRequestError(
-        f"token id {bad} is outside the vocabulary of {vocab_size}: the ids come from another "
-        "model's tokenizer; tokenize with this model's own",
-        param="prompt",
     )

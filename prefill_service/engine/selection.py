@@ -1,7 +1,7 @@
 """One prompt's scores and choices: what each layer ships, and which tokens go on past lp.
 
 Shapes: L prompt tokens, W window rows, H query heads, G KV heads, D head size, R rows of positions,
-N kept tokens.
+N kept tokens, P protected positions.
 """
 
 from typing import Protocol
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from prefill_service.engine.layer_steps import LayerKv, LayerRun
 from prefill_service.engine.plan import PromptPlan
+from prefill_service.engine.staging import sent_to
 from prefill_service.engine.stopwatch import HostStopwatch, Stopwatch
 from prefill_service.ranking.base import Observation
 from prefill_service.ranking.select import cache_rows, kept_by_mass, select_positions
@@ -58,7 +59,7 @@ class PromptSelection:
         self._by_kernel = by_kernel
         self._choose = _chooser(by_kernel=by_kernel)
         self._watch = HostStopwatch() if stopwatch is None else stopwatch
-        self._protected_P = torch.tensor(plan.protected, dtype=torch.int64, device=device)
+        self._protected_P = _positions(plan.protected, device=device)
         self._own_rows: dict[int, Tensor] = {}
         self._ranker = plan.ranker
         self._aggregated = self._ranker.aggregated_layers(plan.params.pruning_layer)
@@ -74,9 +75,9 @@ class PromptSelection:
         return self._plan
 
     @property
-    def seconds(self) -> float:
-        """Time spent on scoring and selecting so far; waits for a CUDA device."""
-        return self._watch.seconds()
+    def time(self) -> Stopwatch:
+        """Tells the time spent on scoring and selecting so far."""
+        return self._watch
 
     def window(self, layer: int) -> int:
         """Query rows that `observe` needs of this layer; 0 if none."""
@@ -196,6 +197,14 @@ class PromptSelection:
             protect_first=self._plan.params.protect_first,
             protected_P=self._protected_P,
         )
+
+
+def _positions(positions: tuple[int, ...], *, device: torch.device | None) -> Tensor:
+    """Positions as int64 [P] where scores are."""
+    if not positions:
+        return torch.empty(0, dtype=torch.int64, device=device)  # nothing to send, as a rule
+    host_P = torch.tensor(positions, dtype=torch.int64)
+    return host_P if device is None else sent_to(host_P, device)
 
 
 def _chooser(*, by_kernel: bool) -> Choose:

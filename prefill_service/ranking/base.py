@@ -10,7 +10,7 @@ tokens that are ranked, 0..C-1; those after them are always kept.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor
 
@@ -106,3 +106,12 @@ class PromptRanker(Protocol):
 
     def score_prompt(self, view: PromptView) -> Tensor:
         """One score a candidate, float32 [C]; tokens C..L-1 are kept whatever they score."""
+
+
+def ranks_before(ranker: Ranker | PromptRanker) -> TypeGuard[PromptRanker]:
+    """Whether a method looks at the prompt before the main pass.
+
+    The same as `isinstance`, which compares every member of the protocol: several times a prompt,
+    while a device waits for its first layer.
+    """
+    return hasattr(ranker, "score_prompt")

@@ -1,6 +1,7 @@
 """The table of ranking methods; the conformance suite runs over it: registering is testing."""
 
 from collections.abc import Callable
+from functools import cache
 
 from prefill_service.ranking.base import PromptRanker, Ranker, SideInputs
 from prefill_service.ranking.claa import ClaaRanker
@@ -24,8 +25,9 @@ NO_SIDE_INPUTS = SideInputs()
 """All that a worker has."""
 
 
+@cache
 def ranker_registry() -> Registry[RankerFactory]:
-    """Every ranking method by name."""
+    """Every ranking method by name; one table, as several are looked up for each prompt."""
     registry: Registry[RankerFactory] = Registry("ranking method")
     registry.register("claa", lambda params, _: ClaaRanker(params))
     registry.register("fastkv", lambda params, _: FastKvRanker(params))

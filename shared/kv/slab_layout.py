@@ -146,6 +146,7 @@ def _place(
 ) -> Iterator[Segment]:
     offset = 0
     placed: set[int] = set()
+    kv_lengths = [geometry.kv_bytes(layout.slots) for layout in layouts]
     for layer, index in enumerate(layer_layouts):
         layout = layouts[index]
         if index not in placed and layout.kind is not PositionKind.IDENTITY:
@@ -154,6 +155,6 @@ def _place(
             yield Segment(kind=SegmentKind.POSITIONS, index=index, offset=offset, length=length)
             offset += aligned(length)
         placed.add(index)
-        length = geometry.kv_bytes(layout.slots)
+        length = kv_lengths[index]
         yield Segment(kind=SegmentKind.KV, index=layer, offset=offset, length=length)
         offset += aligned(length)

@@ -37,14 +37,23 @@ class RopeTable:
         )
 
 
+_FEWEST_KEPT = 2048
+"""Positions of the first table that is kept."""
+
+
 class Rope:
-    """Makes tables for positions; holds no state that a request could change."""
+    """Makes tables for positions.
+
+    The table of a prompt's own positions is kept for further prompts, at most twice as long as the
+    longest one: it takes a dozen launches, which a device would otherwise wait for at every start.
+    """
 
     def __init__(self, config: RopeConfig, *, head_dim: int, device: torch.device) -> None:
         self._config = config
         self._head_dim = head_dim
         self._device = device
         self._fixed_R = None if config.kind is RopeKind.DYNAMIC else self.frequencies(0)
+        self._kept: RopeTable | None = None
 
     def frequencies(self, context_tokens: int) -> Tensor:
         """Angular frequencies [R], float32; only the dynamic kind looks at the context length."""
@@ -70,6 +79,23 @@ class Rope:
         if scale != 1.0:
             cos_TD, sin_TD = cos_TD * scale, sin_TD * scale
         return RopeTable(cos_TD.to(dtype), sin_TD.to(dtype))
+
+    def prompt_table(self, tokens: int, *, dtype: torch.dtype) -> RopeTable:
+        """Table of the positions 0..tokens-1 of a prompt; a view of what others see, not to write.
+
+        Threads that miss it at once make it twice; each has its own, and all are equal.
+        """
+        if self._fixed_R is None:
+            return self.table(self._positions(tokens), context_tokens=tokens, dtype=dtype)
+        kept = self._kept
+        if kept is None or kept.cos_TD.dtype is not dtype or kept.cos_TD.shape[0] < tokens:
+            length = max(_FEWEST_KEPT, 1 << (tokens - 1).bit_length())
+            kept = self.table(self._positions(length), context_tokens=length, dtype=dtype)
+            self._kept = kept
+        return kept.rows(slice(tokens))
+
+    def _positions(self, tokens: int) -> Tensor:
+        return torch.arange(tokens, device=self._device)
 
     def _base_frequencies(self, theta: float) -> Tensor:
         exponent_R = torch.arange(0, self._head_dim, 2, dtype=torch.float32, device=self._device)

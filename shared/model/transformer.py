@@ -61,6 +61,10 @@ class Transformer:
         """
         return self._rope.table(positions_T, context_tokens=context_tokens, dtype=self.dtype)
 
+    def prompt_rope(self, prompt_tokens: int) -> RopeTable:
+        """Rotation table of all positions of a prompt, from 0; never written, as it is kept."""
+        return self._rope.prompt_table(prompt_tokens, dtype=self.dtype)
+
     def logits(self, x_TE: Tensor) -> Tensor:
         """Float32 logits [T, V] of the last layer's output."""
         normed_TE = F.rms_norm(x_TE, self.norm_E.shape, self.norm_E, self.config.rms_norm_eps)

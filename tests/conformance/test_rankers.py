@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from prefill_service.ranking.base import Observation, PromptRanker, Ranker, SideInputs
+from prefill_service.ranking.base import Observation, PromptRanker, Ranker, SideInputs, ranks_before
 from prefill_service.ranking.registry import build_ranker, ranker_registry
 from prefill_service.ranking.select import cache_rows, select_positions
 from shared.errors import ConfigError
@@ -127,6 +127,12 @@ def test_settling_twice_is_settling_once(name: str) -> None:
     once = build_ranker(name, params, side_of(50)).settled(6)
     assert build_ranker(name, once, side_of(50)).settled(6) == once
     assert once.ranker == name
+
+
+@pytest.mark.parametrize("name", ranker_registry().names())
+def test_a_method_ranks_in_one_of_two_ways(name: str) -> None:
+    built = build_ranker(name, PruningParams(pruning_layer=5), side_of(9))
+    assert ranks_before(built) == isinstance(built, PromptRanker) != isinstance(built, Ranker)
 
 
 @pytest.mark.parametrize("name", ranker_registry().names())

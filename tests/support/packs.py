@@ -12,6 +12,7 @@ from prefill_service.engine.plan import PromptPlan, plan_prompt
 from prefill_service.engine.prompt_pass import PackedPrompt
 from prefill_service.engine.runner import PrefillOutput, PrefillRunner
 from shared.model.plain_attention import plain_attention
+from shared.model.sampler import best_tokens
 from shared.model.transformer import Transformer
 from shared.types.methods import PruningParams
 from shared.types.options import RequestOptions
@@ -120,6 +121,8 @@ def assert_equal_runs(output: PrefillOutput, kv: CapturedKv, alone: Alone) -> No
     assert output.kept_N.tolist() == wanted.kept_N.tolist()
     _close(output.logits_V, wanted.logits_V)
     assert int(output.logits_V.argmax()) == int(wanted.logits_V.argmax())
+    assert output.best_2.tolist() == best_tokens(output.logits_V[None])[:, 0].tolist()
+    assert output.best_2.device.type == "cpu"
     assert (output.scores_C is None) == (wanted.scores_C is None)
     for layer in range(output.plan.geometry.num_layers):
         assert torch.equal(kv.layer_positions(layer), alone.kv.layer_positions(layer))

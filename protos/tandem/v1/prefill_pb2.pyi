@@ -306,7 +306,9 @@ class PrefillSealed(_message.Message):
 
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PhaseDuration]:
-        """Durations: prefill, select, transfer."""
+        """Durations: prefill, select, transfer. Prefill is the engine's own: from when a pass takes the
+        prompt, its ids on the host, to when the first token's id is on the host; select is a part of it.
+        """
 
     @_builtins.property
     def trace(self) -> _common_pb2.PromptTrace:

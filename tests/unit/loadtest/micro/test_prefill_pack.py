@@ -44,11 +44,9 @@ def test_without_a_gpu_it_compares_and_gives_no_time(monkeypatch: pytest.MonkeyP
 def test_company_that_changes_a_prompt_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = PackedPass.forward
 
-    def mixed(self: PackedPass, ids: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-        logits = forward(self, ids)
-        return {
-            prompt: found + (0.5 if len(logits) > 1 else 0.0) for prompt, found in logits.items()
-        }
+    def mixed(self: PackedPass, ids: dict[Any, torch.Tensor]) -> tuple[list[Any], torch.Tensor]:
+        prompts, logits_MV = forward(self, ids)
+        return prompts, logits_MV + (0.5 if len(prompts) > 1 else 0.0)
 
     monkeypatch.setattr(PackedPass, "forward", mixed)
     with pytest.raises(InternalError, match=r"logits of a prompt of 45 tokens .* among others"):

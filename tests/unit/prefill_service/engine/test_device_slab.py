@@ -1,6 +1,7 @@
 """Slabs leased of one buffer: the bytes of a host slab, their sums, and memory that comes back."""
 
 import asyncio
+import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -152,6 +153,25 @@ async def test_memory_is_given_back_when_nothing_writes_any_more(
     writer.close()
     (await waiting).close()
     assert slabs.num_leases == 0
+
+
+async def test_its_thread_begins_with_the_first_block(
+    tiny_model: Transformer, executor: ThreadPoolExecutor
+) -> None:
+    """Starting one takes as long as several launches, when the device has nothing to do yet."""
+    plan = plan_for(tiny_model)
+    slab = await slabs_of(tiny_model, executor, nbytes=plan.slab.total_bytes).make(plan)
+    writer = ResidentSlabWriter(slab, progressed=forget, device=CPU)
+    assert publishing_threads() == 0
+    x = torch.zeros(TOKENS, 2, 16)
+    writer.kv_final(layer=0, first_slot=0, keys_NGD=x, values_NGD=x)
+    assert publishing_threads() == 1
+    writer.close()
+    assert publishing_threads() == 0
+
+
+def publishing_threads() -> int:
+    return sum(thread.name == "prefill-slab" for thread in threading.enumerate())
 
 
 async def test_gaps_that_are_too_short_are_joined_by_dropping_holds(

@@ -46,6 +46,28 @@ def test_other_kinds_ignore_the_context_length(kind: RopeKind) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", list(RopeKind))
+def test_a_prompts_table_is_that_of_its_positions_whatever_came_before(kind: RopeKind) -> None:
+    config = RopeConfig(kind=kind, factor=2.0, original_max_position=64)
+    kept = Rope(config, head_dim=16, device=CPU)
+    for tokens in (70, 1, 300, 2048, 2049, 5000, 70):
+        for dtype in (torch.float32, torch.bfloat16):
+            found = kept.prompt_table(tokens, dtype=dtype)
+            fresh = Rope(config, head_dim=16, device=CPU)
+            wanted = fresh.table(torch.arange(tokens), context_tokens=tokens, dtype=dtype)
+            assert torch.equal(found.cos_TD, wanted.cos_TD)
+            assert torch.equal(found.sin_TD, wanted.sin_TD)
+
+
+def test_a_prompts_table_is_made_again_only_for_a_longer_one() -> None:
+    rope = Rope(RopeConfig(), head_dim=16, device=CPU)
+    first = rope.prompt_table(3000, dtype=torch.float32)
+    assert rope.prompt_table(4096, dtype=torch.float32).cos_TD.data_ptr() == first.cos_TD.data_ptr()
+    longer = rope.prompt_table(4097, dtype=torch.float32)
+    assert longer.cos_TD.data_ptr() != first.cos_TD.data_ptr()
+    assert rope.prompt_table(5, dtype=torch.float32).sin_TD.data_ptr() == longer.sin_TD.data_ptr()
+
+
 def test_rows_of_a_table() -> None:
     whole = table(RopeConfig(), [0, 4, 9], context=10)
     assert torch.equal(whole.rows(torch.tensor([2])).cos_TD, whole.cos_TD[2:])
