@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from protos.tandem.v1 import inference_pb2
 from shared.errors import InvalidRequestError
+from shared.types.token_ids import MAX_TOKEN_ID, ids_to_bytes
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 """Who speaks."""
@@ -82,12 +83,12 @@ def set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         request.text = prompt
         return
-    messages = [turn for turn in prompt if isinstance(turn, Message)]
-    ids = [token_id for token_id in prompt if isinstance(token_id, int)]
-    if len(messages) == len(prompt):
+    kinds = set(map(type, prompt))
+    if all(issubclass(kind, int) for kind in kinds):
+        request.token_ids.packed = _packed(cast("Sequence[int]", prompt))
+    elif all(issubclass(kind, Message) for kind in kinds):
+        messages = cast("Sequence[Message]", prompt)
         request.conversation.messages.extend(_message(message) for message in messages)
-    elif len(ids) == len(prompt):
-        request.token_ids.ids.extend(ids)
     else:
         raise TypeError("a prompt is a text, or a sequence of token ids, or one of messages")
 
@@ -102,6 +103,14 @@ def tool_to_pb(tool: Tool) -> inference_pb2.Tool:
             strict=tool.strict,
         )
     )
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    try:
+        return ids_to_bytes(ids)
+    except OverflowError as error:
+        bad = next(token_id for token_id in ids if not 0 <= token_id <= MAX_TOKEN_ID)
+        raise ValueError(f"token id {bad} is outside 0 to {MAX_TOKEN_ID}") from error
 
 
 def _message(message: Message) -> inference_pb2.ChatMessage:

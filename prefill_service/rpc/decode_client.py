@@ -3,7 +3,7 @@
 from __future__ import annotations  # the async stub exists for the type checker only
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -101,7 +101,7 @@ class DecodeClient:
         *,
         manifest: KvManifest,
         grant: Grant,
-        prompt_token_ids: tuple[int, ...],
+        prompt_token_ids: Sequence[int],
     ) -> None:
         """Hands a landed cache over.
 
