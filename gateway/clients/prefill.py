@@ -11,7 +11,7 @@ from gateway.clients.events import (
     Target,
 )
 from gateway.clients.failures import events_of, worker_errors
-from gateway.clients.stubs import Stubs
+from shared.rpc.stubs import Stubs
 from protos.tandem.v1 import prefill_pb2, prefill_pb2_grpc
 from shared.rpc.channel_pool import ChannelPool
 from shared.types.handoff import HandoffKey

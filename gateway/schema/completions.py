@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.schema.generation import ChoicesBody
 from shared.types.token_ids import compact_ids
+from shared.wire.token_ids import smallest_id
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 64
@@ -36,13 +37,19 @@ def _prompt(entry: object) -> str | Sequence[int]:
 
 def _ids(value: object) -> Sequence[int] | None:
     """A list of token ids, as an array where they fit; None for anything else."""
-    # Of tens of thousands of ids each is looked at by C; true and false would pass for numbers.
-    if not isinstance(value, list) or set(map(type, value)) != {int}:
+    if not isinstance(value, list) or not value:
         return None
     try:
-        return compact_ids(value)
+        ids = compact_ids(value)
+    except TypeError:
+        return None
     except OverflowError:
-        return None if min(value) < 0 else value
+        return value if set(map(type, value)) == {int} and min(value) >= 0 else None
+    # What passes for an id and is none is false or true, as 0 or 1: where neither number is found,
+    # nobody walks through tens of thousands of ids to see it.
+    if smallest_id(ids) <= 1 and set(map(type, value)) != {int}:
+        return None
+    return ids
 
 
 _TEXT_SCHEMA = {"type": "string", "minLength": 1}

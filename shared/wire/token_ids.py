@@ -36,6 +36,11 @@ def ids_from_pb(ids: Sequence[int], packed: bytes, *, param: str) -> "array[int]
         ) from error
 
 
+def smallest_id(ids: "array[int]") -> int:
+    """The smallest of at least one id."""
+    return int(np.asarray(ids).min())
+
+
 def largest_id(ids: Sequence[int]) -> int:
     """The largest of at least one id that is not negative; quick where they are compact."""
     if isinstance(ids, array):

@@ -6,7 +6,7 @@ import weakref
 
 import grpc.aio
 
-from gateway.clients.stubs import Stubs
+from shared.rpc.stubs import Stubs
 from shared.rpc.channel_pool import ChannelPool
 
 
