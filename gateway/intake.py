@@ -187,6 +187,7 @@ class Intake:
         refuse_parts(parts_of(body.tandem))
         jobs = []
         for prompt in body.prompt:
+            ids: Sequence[int]
             if isinstance(prompt, str):
                 ids = await self.encode_text(prompt, param="prompt")
             else:

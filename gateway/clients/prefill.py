@@ -11,9 +11,9 @@ from gateway.clients.events import (
     Target,
 )
 from gateway.clients.failures import events_of, worker_errors
-from shared.rpc.stubs import Stubs
 from protos.tandem.v1 import prefill_pb2, prefill_pb2_grpc
 from shared.rpc.channel_pool import ChannelPool
+from shared.rpc.stubs import Stubs
 from shared.types.handoff import HandoffKey
 from shared.types.token_ids import ids_to_bytes
 from shared.wire.errors import error_from_pb

@@ -135,10 +135,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         match request.WhichOneof("prompt"):
             case "token_ids" if request.token_ids.ids or request.token_ids.packed:
                 refuse_parts(asked)
-                given = request.token_ids
-                ids = ids_from_pb(given.ids, given.packed, param="token_ids")
-                ids = self._intake.checked_ids(ids, param="token_ids")
-                return PromptInput(ids=ids, options=options), "token_ids"
+                asked_ids = ids_from_pb(
+                    request.token_ids.ids, request.token_ids.packed, param="token_ids"
+                )
+                checked = self._intake.checked_ids(asked_ids, param="token_ids")
+                return PromptInput(ids=checked, options=options), "token_ids"
             case "text" if request.text:
                 refuse_parts(asked)
                 ids = await self._intake.encode_text(request.text, param="text")

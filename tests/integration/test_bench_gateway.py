@@ -25,8 +25,8 @@ def bench(folder: Path, *flags: str) -> str:
 
 def test_both_arms_are_measured_and_every_answer_is_right(folder: Path) -> None:
     flags = ("--streams", "2", "--stream-tokens", "30", "--tokens-per-message", "3", "--json")
-    flags = (*flags, "--long-prompts", "600")
-    result = json.loads(bench(folder, *flags))
+    long = ("--long-prompts", "600")
+    result = json.loads(bench(folder, *flags, *long))
     assert set(result["throughput"]) == {"3"}
     for arm in ("gateway", "relay"):
         assert result["first_token"][arm]["requests"] > 0
