@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -237,10 +236,10 @@ def checked_ids(token_ids: Sequence[int], model: Transformer) -> Tensor:
     try:
         # An array takes a list in several times faster than a tensor does, and a tensor looks
         # through it several times faster than Python: together milliseconds of a long prompt.
-        ids = token_ids if isinstance(token_ids, array) else array("q", token_ids)
+        ids = array("q", token_ids)
     except OverflowError:
         raise _outside(token_ids, vocab_size=vocab_size) from None
-    ids_T = torch.from_numpy(np.asarray(ids).astype(np.int64, copy=False))
+    ids_T = torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0, dtype=torch.int64)
     if ids and not 0 <= int(ids_T.min()) <= int(ids_T.max()) < vocab_size:
         raise _outside(token_ids, vocab_size=vocab_size)
     return ids_T.to(model.device)
