@@ -180,16 +180,10 @@ class DeviceSlabs:
 
     async def make(self, plan: PromptPlan) -> DeviceSlab:
         """A slab for a prompt whose bytes were admitted; waits while the gaps are too short."""
-        while (slab := self.make_now(plan)) is None:
-            self._freed.clear()
-            await self._freed.wait()
-        return slab
-
-    def make_now(self, plan: PromptPlan) -> DeviceSlab | None:
-        """The same without waiting; None while the gaps are too short."""
         while (lease := self._slab.reserve(plan.slab.total_bytes)) is None:
             if not self._make_room():
-                return None
+                self._freed.clear()
+                await self._freed.wait()
         held = lease
         return DeviceSlab(
             plan.slab,

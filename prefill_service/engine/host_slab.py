@@ -77,10 +77,6 @@ class HostSlabs:
 
     async def make(self, plan: PromptPlan) -> HostSlab:
         """A slab for a prompt."""
-        return self.make_now(plan)
-
-    def make_now(self, plan: PromptPlan) -> HostSlab:
-        """The same; there is always room."""
         return HostSlab(plan.slab, geometry=self._geometry, executor=self._executor)
 
     def warm_up(self) -> None:

@@ -58,9 +58,7 @@ class PromptRun:
 
     async def _admitted(self, plan: PromptPlan) -> Sealed:
         job, services = self._job, self._services
-        slab = services.slabs.make_now(plan)
-        if slab is None:
-            slab = await job.unless_stopped(services.slabs.make(plan))
+        slab = await job.unless_stopped(services.slabs.make(plan))
         parcel = Parcel(job.request, plan=plan, slab=slab, model=services.model)
         courier = _courier(job, parcel, services=services)
         machine = HandoffStateMachine(job.key)

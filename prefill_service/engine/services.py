@@ -58,10 +58,6 @@ class Slabs(Protocol):
         """A slab for a prompt whose bytes were admitted."""
         ...
 
-    def make_now(self, plan: PromptPlan) -> PromptSlab | None:
-        """The same without waiting; None when there is no room for it."""
-        ...
-
 
 class Recorder(Protocol):
     """Is told what happened, for metrics and logs; on the loop."""
