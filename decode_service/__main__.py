@@ -13,6 +13,7 @@ from decode_service.config import DecodeConfig
 from decode_service.rpc.local_prefill import LocalPrefill, OpenLocalPrefill
 from shared.config.exit_codes import ExitCode, exit_code_for
 from shared.config.flags import parse_flags
+from shared.config.interpreter import keep_objects
 from shared.config.loader import LoadedConfig, load_config
 from shared.errors import TandemError
 from shared.telemetry.logs import configure_logging
@@ -47,6 +48,7 @@ async def _serve(loaded: LoadedConfig[DecodeConfig], local: LocalPrefill | None)
     _handle_signals(server)
     try:
         if await _started(server):
+            keep_objects()
             sys.stdout.write(server.ready_line() + "\n")
             sys.stdout.flush()
             await server.finished.wait()

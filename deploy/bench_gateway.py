@@ -31,6 +31,8 @@ def run_gateway(settings: CostSettings, *, command: str, as_json: bool) -> None:
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(_first_tokens(result["first_token"]))
+    if result["long_prompts"]:
+        console.print(_long_prompts(result["long_prompts"]))
     for size, flows in result["throughput"].items():
         console.print(_flows(flows, tokens_per_message=size))
     console.print(_limits(result["limits"]))
@@ -79,6 +81,17 @@ def _first_tokens(arms: Mapping[str, Any]) -> Table:
             _span(arm["added_ttft_p50_ms_by_run"], digits=2),
             f"{arm['client_late_ms_p99']:.2f}",
         )
+    return table
+
+
+def _long_prompts(lengths: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
+    table = Table(
+        "prompt, ids", "client", "requests", "added ms",
+        title="Time to first token of long prompts in ms, less what the workers took",
+    )  # fmt: skip
+    for tokens, clients in lengths.items():
+        for name, added in clients.items():
+            table.add_row(tokens, name, str(added["requests"]), _span(added, digits=2))
     return table
 
 

@@ -73,6 +73,10 @@ def gateway(
     tokens_per_message: Annotated[
         str, typer.Option(help="Tokens in one message of a decode worker, one table each.")
     ] = "1,4",
+    long_prompts: Annotated[
+        str,
+        typer.Option(help="Tokens of prompts that come as ready ids, one at a time; 0 sends none."),
+    ] = "10000,32000",
     repeats: Repeats = 5,
     seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
     as_json: Json = False,
@@ -80,12 +84,13 @@ def gateway(
     """What the gateway adds: simulated workers, a real gateway and a minimal relay, alternating.
 
     First part: time to first token of arriving requests beside open streams, less the time that
-    the workers measured themselves. Second part: tokens a second when workers send as fast as they
-    are read. A relay of gRPC to SSE without any of the gateway's work is measured in the same run.
-    All text is compared with what the workers sent.
+    the workers measured themselves. Second part: the same of long prompts that come as ids, one at
+    a time, by HTTP and gRPC. Third part: tokens a second when workers send as fast as they are
+    read. A relay of gRPC to SSE without any of the gateway's work is measured in the same run, but
+    for the second part. All text of the other two is compared with what the workers sent.
 
-    JSON keys: first_token, throughput (by tokens a message), limits, parity, sizes, command,
-    commit, uncommitted_changes, hardware and python.
+    JSON keys: first_token, long_prompts (by tokens), throughput (by tokens a message), limits,
+    parity, sizes, command, commit, uncommitted_changes, hardware and python.
     """
     from deploy.bench_gateway import command_line, gateway_command, parse_counts, run_gateway
     from loadtest.gateway_cost.settings import CostSettings
@@ -103,6 +108,7 @@ def gateway(
         streams=streams,
         stream_tokens=stream_tokens,
         tokens_per_message=parse_counts(tokens_per_message),
+        long_prompts=() if long_prompts == "0" else parse_counts(long_prompts),
     )
     run_gateway(settings, command=command_line(), as_json=as_json)
 

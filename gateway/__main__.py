@@ -13,6 +13,7 @@ from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from shared.config.exit_codes import ExitCode, exit_code_for
 from shared.config.flags import parse_flags
+from shared.config.interpreter import keep_objects
 from shared.config.loader import load_config
 from shared.errors import TandemError
 from shared.telemetry.logs import configure_logging
@@ -63,13 +64,12 @@ async def _serve(config: GatewayConfig) -> None:
 
 
 def _calm_collector() -> None:
-    """What exists now stays, and a request makes thousands of objects that die by themselves.
+    """A request makes thousands of objects that die by themselves.
 
     With Python's own settings the collector looks through them several times a request, while its
     first token waits.
     """
-    gc.collect()
-    gc.freeze()
+    keep_objects()
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 

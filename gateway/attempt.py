@@ -347,7 +347,7 @@ class Attempt:
         job, earlier = self._state.job, self._state.earlier_tokens
         return PrefillCall(
             handoff=self._key,
-            token_ids=(*job.prompt_ids, *earlier),
+            token_ids=(*job.prompt_ids, *earlier) if earlier else job.prompt_ids,
             sampling=job.sampling,
             stop=job.stop,
             grammar=job.plan.grammar,

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +30,8 @@ from shared.errors import ContextLengthError, InvalidRequestError, ModelNotFound
 from shared.tokenizer.chat_template import ChatTemplate
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.options import RequestOptions
+from shared.types.token_ids import compact_ids
+from shared.wire.token_ids import largest_id
 
 _UNKNOWN_CONTEXT = 2048
 
@@ -63,7 +66,7 @@ class Naming:
 class PromptInput:
     """A tokenized prompt and what was asked about it."""
 
-    ids: list[int]
+    ids: Sequence[int]
     """Its tokens."""
     options: RequestOptions
     """Overrides of the model profile, in tokens."""
@@ -184,6 +187,7 @@ class Intake:
         refuse_parts(parts_of(body.tandem))
         jobs = []
         for prompt in body.prompt:
+            ids: Sequence[int]
             if isinstance(prompt, str):
                 ids = await self.encode_text(prompt, param="prompt")
             else:
@@ -300,14 +304,14 @@ class Intake:
                 param=param,
             )
 
-    def checked_ids(self, ids: Sequence[int], *, param: str) -> list[int]:
-        """`ids` as a prompt.
+    def checked_ids(self, ids: Sequence[int], *, param: str) -> "array[int]":
+        """`ids`, at least one and none negative, as a prompt.
 
         Raises:
             InvalidRequestError: one is outside the vocabulary.
         """
-        check_token_id(max(ids), vocab_size=self.tokenizer.vocab_size, param=param)
-        return list(ids)
+        check_token_id(largest_id(ids), vocab_size=self.tokenizer.vocab_size, param=param)
+        return compact_ids(ids)
 
     def checked_choices(self, asked: int, *, param: str) -> int:
         """How many answers to a prompt, when so many may be asked for.

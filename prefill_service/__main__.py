@@ -12,6 +12,7 @@ from prefill_service.app import PrefillApp
 from prefill_service.config import PrefillConfig
 from shared.config.exit_codes import ExitCode, exit_code_for
 from shared.config.flags import parse_flags
+from shared.config.interpreter import keep_objects, switch_threads_soon
 from shared.config.loader import LoadedConfig, load_config
 from shared.errors import TandemError
 from shared.telemetry.logs import configure_logging
@@ -47,6 +48,8 @@ async def serve(loaded: LoadedConfig[PrefillConfig]) -> int:
     stop = _stop_on_signals()
     try:
         if await _started(app, stop):
+            keep_objects()
+            switch_threads_soon()
             sys.stdout.write(app.ready_line() + "\n")
             sys.stdout.flush()
             await stop.wait()

@@ -11,10 +11,10 @@ from gateway.clients.events import (
 )
 from gateway.clients.failures import events_of, worker_errors
 from gateway.clients.prefill import CONTROL_TIMEOUT_S
-from gateway.clients.stubs import Stubs
 from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
 from shared.errors import HandoffError, UnavailableError
 from shared.rpc.channel_pool import ChannelPool
+from shared.rpc.stubs import Stubs
 from shared.types.handoff import HandoffKey
 from shared.types.sampling import FinishReason
 from shared.wire.errors import error_from_pb

@@ -1,5 +1,6 @@
 """What workers report, without their messages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.types.handoff import HandoffKey
@@ -25,7 +26,7 @@ class PrefillCall:
 
     handoff: HandoffKey
     """Names the attempt."""
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     """The prompt, and in a replay the answer's tokens before the forced one."""
     sampling: SamplingParams
     """Of the first token."""

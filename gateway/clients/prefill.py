@@ -11,10 +11,11 @@ from gateway.clients.events import (
     Target,
 )
 from gateway.clients.failures import events_of, worker_errors
-from gateway.clients.stubs import Stubs
 from protos.tandem.v1 import prefill_pb2, prefill_pb2_grpc
 from shared.rpc.channel_pool import ChannelPool
+from shared.rpc.stubs import Stubs
 from shared.types.handoff import HandoffKey
+from shared.types.token_ids import ids_to_bytes
 from shared.wire.errors import error_from_pb
 from shared.wire.identity import handoff_to_pb
 from shared.wire.options import options_to_pb
@@ -89,7 +90,7 @@ class PrefillClient:
 def _request(call: PrefillCall, timeout_s: float) -> prefill_pb2.PrefillRequest:
     return prefill_pb2.PrefillRequest(
         handoff=handoff_to_pb(call.handoff),
-        token_ids=call.token_ids,
+        packed_token_ids=ids_to_bytes(call.token_ids),
         sampling=sampling_to_pb(call.sampling),
         stop=stop_to_pb(call.stop),
         options=options_to_pb(call.options),

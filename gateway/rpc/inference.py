@@ -28,6 +28,7 @@ from shared.types.options import PromptPart
 from shared.types.sampling import SamplingParams, StopConditions
 from shared.wire.options import options_from_pb
 from shared.wire.sampling import sampling_from_pb, stop_from_pb
+from shared.wire.token_ids import ids_from_pb
 
 SERVICE_NAME = "tandem.v1.InferenceService"
 
@@ -132,10 +133,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> tuple[PromptInput, str]:
         options, asked = options_from_pb(request.options), _asked(request)
         match request.WhichOneof("prompt"):
-            case "token_ids" if request.token_ids.ids:
+            case "token_ids" if request.token_ids.ids or request.token_ids.packed:
                 refuse_parts(asked)
-                ids = self._intake.checked_ids(request.token_ids.ids, param="token_ids")
-                return PromptInput(ids=ids, options=options), "token_ids"
+                asked_ids = ids_from_pb(
+                    request.token_ids.ids, request.token_ids.packed, param="token_ids"
+                )
+                checked = self._intake.checked_ids(asked_ids, param="token_ids")
+                return PromptInput(ids=checked, options=options), "token_ids"
             case "text" if request.text:
                 refuse_parts(asked)
                 ids = await self._intake.encode_text(request.text, param="text")

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from protos.tandem.v1 import inference_pb2
 from shared.errors import InvalidRequestError
+from shared.types.token_ids import MAX_TOKEN_ID, ids_to_bytes
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 """Who speaks."""
@@ -62,6 +63,8 @@ class Tool:
     """Arguments follow the schema even where the model is free to call."""
 
 
+_FORMS = "a prompt is a text, or a sequence of token ids, or one of messages"
+
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text that is continued as it is, ready token ids, or a conversation for the chat template."""
 
@@ -82,14 +85,13 @@ def set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         request.text = prompt
         return
-    messages = [turn for turn in prompt if isinstance(turn, Message)]
-    ids = [token_id for token_id in prompt if isinstance(token_id, int)]
-    if len(messages) == len(prompt):
-        request.conversation.messages.extend(_message(message) for message in messages)
-    elif len(ids) == len(prompt):
-        request.token_ids.ids.extend(ids)
+    if isinstance(prompt[0], Message):
+        messages = [_message(turn) for turn in prompt if isinstance(turn, Message)]
+        if len(messages) < len(prompt):
+            raise TypeError(_FORMS)
+        request.conversation.messages.extend(messages)
     else:
-        raise TypeError("a prompt is a text, or a sequence of token ids, or one of messages")
+        request.token_ids.packed = _packed(cast("Sequence[int]", prompt))
 
 
 def tool_to_pb(tool: Tool) -> inference_pb2.Tool:
@@ -102,6 +104,16 @@ def tool_to_pb(tool: Tool) -> inference_pb2.Tool:
             strict=tool.strict,
         )
     )
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    try:
+        return ids_to_bytes(ids)
+    except TypeError:
+        raise TypeError(_FORMS) from None
+    except OverflowError:
+        bad = next(token_id for token_id in ids if not 0 <= token_id <= MAX_TOKEN_ID)
+        raise ValueError(f"token id {bad} is outside 0 to {MAX_TOKEN_ID}") from None
 
 
 def _message(message: Message) -> inference_pb2.ChatMessage:

@@ -7,10 +7,16 @@ ADDED_TTFT_P50_MS = 3.0
 ADDED_TTFT_P99_MS = 15.0
 TOKENS_PER_S = 8_000.0
 OF_RELAY = 0.5
+ADDED_LONG_P50_MS = 6.0
+"""Of prompts up to `LONGEST_TOKENS` that come as ids: what a served pair may add in all, so that a
+gateway alone stays well below."""
+LONGEST_TOKENS = 32_000
 
 
 def limits(
-    first_token: Mapping[str, Any], throughput: Mapping[str, Mapping[str, Any]]
+    first_token: Mapping[str, Any],
+    throughput: Mapping[str, Mapping[str, Any]],
+    long_prompts: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, object]]:
     """Each limit with what was measured, JSON-ready.
 
@@ -18,6 +24,7 @@ def limits(
         first_token: summary of each arm's arrivals.
         throughput: by tokens a message, summaries and ratios; the shortest messages count, for
             longer ones are easier.
+        long_prompts: by length, the added milliseconds of each client; None where not measured.
     """
     added = first_token["gateway"]["added_ttft_ms"]
     found = {
@@ -30,6 +37,12 @@ def limits(
         ratio = hardest["tokens_per_s_of_relay"]["median"]
         found["tokens_per_s"] = _at_least(rate, TOKENS_PER_S)
         found["tokens_per_s_of_relay"] = _at_least(ratio, OF_RELAY)
+    found |= {
+        f"added_ttft_p50_ms_{tokens}_ids_{client}": _at_most(added["median"], ADDED_LONG_P50_MS)
+        for tokens, clients in (long_prompts or {}).items()
+        if int(tokens) <= LONGEST_TOKENS
+        for client, added in clients.items()
+    }
     return found
 
 

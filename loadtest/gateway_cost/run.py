@@ -18,6 +18,7 @@ from loadtest.gateway_cost.client import (
     read_answer,
 )
 from loadtest.gateway_cost.limits import limits
+from loadtest.gateway_cost.long_prompts import LongPrompts, folder_without_bound, long_summary
 from loadtest.gateway_cost.processes import Running, cpu_seconds, running
 from loadtest.gateway_cost.script import Script
 from loadtest.gateway_cost.settings import CostSettings
@@ -34,6 +35,7 @@ MODEL = "simulated"
 """What the workers call their model."""
 
 _WARM_REQUESTS = 24
+_MODULE = (sys.executable, "-P", "-m")
 
 Progress = Callable[[str], None]
 
@@ -88,6 +90,7 @@ class GatewayCost:
         with TemporaryDirectory(prefix="tandem-bench-") as folder:
             logs = Path(folder)
             first_tokens = await self._first_tokens(logs)
+            long_prompts = await self._long_prompts(logs)
             flows = {
                 str(size): await self._flows(logs, size)
                 for size in self._settings.tokens_per_message
@@ -95,8 +98,9 @@ class GatewayCost:
             }
         return {
             "first_token": first_tokens,
+            "long_prompts": long_prompts,
             "throughput": flows,
-            "limits": limits(first_tokens, flows),
+            "limits": limits(first_tokens, flows, long_prompts),
             "parity": {"answers_compared": self._compared},
             "sizes": self._sizes(),
             **began,
@@ -119,6 +123,21 @@ class GatewayCost:
                     added = arrivals.summary(runs[arm][-1:])["added_ttft_ms"]
                     self._progress(f"first token, {arm}, run {repeat + 1}: {added}")
         return {arm: arrivals.summary(runs[arm]) | {"cpu_s": cpu[arm]} for arm in ARMS}
+
+    async def _long_prompts(self, logs: Path) -> dict[str, dict[str, Any]]:
+        settings = self._settings
+        if not settings.long_prompts:
+            return {}
+        folder = folder_without_bound(settings.model_dir, logs / "unbounded")
+        asking = LongPrompts(settings, vocab_size=self._tokenizer.vocab_size)
+        pace = Pace(prefill_s=settings.prefill_s)
+        runs = []
+        async with self._served(pace, logs, folder=folder) as (_, gateway):
+            for repeat in range(settings.repeats):
+                runs.append(await asking.run(gateway))
+                found = long_summary(runs[-1:])
+                self._progress(f"long prompts, run {repeat + 1}: {found}")
+        return long_summary(runs)
 
     async def _flows(self, logs: Path, tokens_per_message: int) -> dict[str, Any]:
         settings = self._settings
@@ -179,30 +198,35 @@ class GatewayCost:
     @asynccontextmanager
     async def _stage(self, pace: Pace, logs: Path) -> AsyncIterator[Stage]:
         """Starts everything, and answers once through both arms before anything is measured."""
-        folder = str(self._settings.model_dir)
-        module = [sys.executable, "-P", "-m"]
+        async with self._served(pace, logs, folder=self._settings.model_dir) as (workers, gateway):
+            relay_command = [
+                *_MODULE, "loadtest.gateway_cost.relay",
+                "--model-dir", str(self._settings.model_dir),
+                "--prefill", workers.ready["prefill"], "--decode", workers.ready["decode"],
+            ]  # fmt: skip
+            async with running(relay_command, log=logs / "relay.log") as relay:
+                stage = Stage(workers=workers, gateway=gateway, relay=relay)
+                await self._warm(stage)
+                yield stage
+
+    @asynccontextmanager
+    async def _served(
+        self, pace: Pace, logs: Path, *, folder: Path
+    ) -> AsyncIterator[tuple[Running, Running]]:
+        """Workers and a gateway of theirs."""
         worker_command = [
-            *module, "loadtest.gateway_cost.workers", "--model-dir", folder,
+            *_MODULE, "loadtest.gateway_cost.workers", "--model-dir", str(folder),
             "--prefill-s", str(pace.prefill_s), "--token-s", str(pace.token_s),
             "--tokens-per-message", str(pace.tokens_per_message),
         ]  # fmt: skip
         async with running(worker_command, log=logs / "workers.log") as workers:
             prefill, decode = workers.ready["prefill"], workers.ready["decode"]
             gateway_command = self._settings.gateway_command(
-                ["--port", "0", "--grpc-port", "0", "--admin-port", "0", "--model-dir", folder,
+                ["--port", "0", "--grpc-port", "0", "--admin-port", "0", "--model-dir", str(folder),
                  "--prefill-workers", prefill, "--decode-workers", decode]
             )  # fmt: skip
-            relay_command = [
-                *module, "loadtest.gateway_cost.relay", "--model-dir", folder,
-                "--prefill", prefill, "--decode", decode,
-            ]  # fmt: skip
-            async with (
-                running(gateway_command, log=logs / "gateway.log") as gateway,
-                running(relay_command, log=logs / "relay.log") as relay,
-            ):
-                stage = Stage(workers=workers, gateway=gateway, relay=relay)
-                await self._warm(stage)
-                yield stage
+            async with running(gateway_command, log=logs / "gateway.log") as gateway:
+                yield workers, gateway
 
     async def _warm(self, stage: Stage) -> None:
         """Answers of many lengths, side by side: their text must be right first."""

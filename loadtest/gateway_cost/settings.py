@@ -39,6 +39,11 @@ class CostSettings:
     """Streams side by side when tokens come as fast as they are taken; 0 leaves that part out."""
     stream_tokens: int = 1_500
     """Tokens of each."""
+    long_prompts: tuple[int, ...] = (10_000, 32_000)
+    """Lengths in tokens of prompts that come as ready ids, one at a time; none leaves that part
+    out."""
+    long_requests: int = 8
+    """Requests of each length and client in one run."""
     tokens_per_message: tuple[int, ...] = (1, 4)
     """Tokens that a decode worker puts into one message; each is measured by itself."""
 
@@ -49,6 +54,8 @@ class CostSettings:
             "prompt_tokens": self.prompt_tokens,
             "answer_tokens": self.answer_tokens,
             "stream_tokens": self.stream_tokens,
+            "long_requests": self.long_requests,
+            **{f"long_prompts {tokens}": tokens for tokens in self.long_prompts},
             **{f"tokens_per_message {size}": size for size in self.tokens_per_message},
         }
         for name, count in counts.items():

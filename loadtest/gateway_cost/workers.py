@@ -35,6 +35,7 @@ from shared.rpc.options import server_options
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.model_identity import ModelIdentity
 from shared.wire.identity import identity_to_pb
+from shared.wire.token_ids import ids_from_pb
 
 MAX_MODEL_LEN = 1 << 20
 """No limit of its own: the tokenizer's counts."""
@@ -124,7 +125,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         called = _called.get()
         yield prefill_pb2.PrefillResponse(accepted=prefill_pb2.PrefillAccepted())
-        kept = len(request.token_ids)
+        kept = len(ids_from_pb(request.token_ids, request.packed_token_ids, param="prompt"))
         pruning = common_pb2.PruningSummary(kept_tokens=kept, reason="simulated")
         yield prefill_pb2.PrefillResponse(started=prefill_pb2.PrefillStarted(pruning=pruning))
         await asyncio.sleep(max(0.0, called + self._pace.prefill_s - time.perf_counter()))

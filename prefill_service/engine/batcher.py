@@ -10,8 +10,9 @@ prompt is taken once the one before it was computed.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prefill_service.engine.compute import Computed, ComputeThread, PromptWork
 from prefill_service.engine.job import PrefillJob, Started
@@ -55,14 +56,15 @@ class Turn:
         self.job = job
         self._batcher = batcher
 
-    async def compute(self, plan: PromptPlan, slab: PromptSlab) -> Computed:
-        """Waits for the pass and for its end; the place is left then.
+    def compute(self, plan: PromptPlan, slab: PromptSlab) -> Coroutine[Any, Any, Computed]:
+        """Goes into the next pass at once; what is returned waits for the pass and for its end.
 
-        Raises:
-            TandemError: it failed, or was stopped.
+        The place is left then. It raises a TandemError when the pass failed or was stopped.
         """
         work = PromptWork(self.job, plan=plan, slab=slab)
-        begun = self._batcher.ready(self, work)
+        return self._computed(work, begun=self._batcher.ready(self, work))
+
+    async def _computed(self, work: PromptWork, *, begun: asyncio.Event) -> Computed:
         try:
             await self.job.unless_stopped(begun.wait())
         except TandemError:

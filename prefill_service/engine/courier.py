@@ -209,8 +209,7 @@ class Courier:
 
 def _backoffs() -> Iterator[float]:
     """Endless waits in seconds: doubling, capped, jittered so that waiters spread out."""
-    jitter = random.Random()  # noqa: S311  spreads waits, guards nothing
     wait = FIRST_BACKOFF_S
     while True:
-        yield wait * jitter.uniform(0.5, 1.5)
+        yield wait * random.uniform(0.5, 1.5)  # noqa: S311  spreads waits, guards nothing
         wait = min(MAX_BACKOFF_S, wait * 2)

@@ -86,20 +86,28 @@ class HeldStore:
         Raises:
             InvalidRequestError: they exceed the bound even when nothing else is here.
         """
+        while not self.admit_now(nbytes):
+            self._freed.clear()
+            await self._freed.wait()
+
+    def admit_now(self, nbytes: int) -> bool:
+        """The same without waiting; False when they do not fit.
+
+        Raises:
+            InvalidRequestError: they exceed the bound even when nothing else is here.
+        """
         if nbytes > self._buffer_bytes:
             raise InvalidRequestError(
                 f"the KV of this prompt takes {nbytes} bytes on its way, more than buffer_bytes "
                 f"{self._buffer_bytes}: send a shorter prompt or let the worker have more memory",
                 param="prompt",
             )
-        while True:
-            while self._total + nbytes > self._buffer_bytes and self._held:
-                self._drop_oldest()
-            if self._total + nbytes <= self._buffer_bytes:
-                self._active_bytes += nbytes
-                return
-            self._freed.clear()
-            await self._freed.wait()
+        while self._total + nbytes > self._buffer_bytes and self._held:
+            self._drop_oldest()
+        if self._total + nbytes > self._buffer_bytes:
+            return False
+        self._active_bytes += nbytes
+        return True
 
     def discharge(self, nbytes: int) -> None:
         """Gives back what `admit` took."""

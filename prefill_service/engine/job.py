@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ class PromptRequest:
 
     key: HandoffKey
     """Names the handoff."""
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     """The prompt, at least one token, and `earlier_tokens` of its answer."""
     sampling: SamplingParams
     """Sampling of the first token."""

@@ -2,8 +2,7 @@
 
 import asyncio
 import hashlib
-
-import numpy as np
+from collections.abc import Sequence
 
 from prefill_service.engine.job import PromptRequest
 from prefill_service.engine.plan import PromptPlan
@@ -13,6 +12,7 @@ from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import KvManifest, SegmentCheck
 from shared.types.model_identity import ModelIdentity
 from shared.types.sampling import SampledToken
+from shared.types.token_ids import ids_to_bytes
 from shared.types.trace import PromptTrace
 
 
@@ -57,7 +57,7 @@ class Parcel:
         )
 
     @property
-    def prompt_token_ids(self) -> tuple[int, ...]:
+    def prompt_token_ids(self) -> Sequence[int]:
         """The prompt, when a later draw looks at it; otherwise it is not sent."""
         penalised = self.request.sampling.repetition_penalty != 1.0
         return self.request.token_ids if penalised else ()
@@ -112,6 +112,6 @@ class Parcel:
         )
 
 
-def hash_prompt(token_ids: tuple[int, ...]) -> str:
+def hash_prompt(token_ids: Sequence[int]) -> str:
     """SHA-256 of the ids as little-endian uint32, hex."""
-    return hashlib.sha256(np.asarray(token_ids, dtype="<u4").tobytes()).hexdigest()
+    return hashlib.sha256(ids_to_bytes(token_ids)).hexdigest()

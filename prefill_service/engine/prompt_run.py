@@ -5,6 +5,7 @@ Both leave nothing behind however they end: no reservation, no slab, no compute.
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from prefill_service.engine.batcher import Turn
@@ -46,7 +47,8 @@ class PromptRun:
             job.raise_if_stopped()
             plan = self._services.planner(job.request)
             nbytes = plan.slab.total_bytes
-            await job.unless_stopped(held.admit(nbytes))
+            if not held.admit_now(nbytes):
+                await job.unless_stopped(held.admit(nbytes))
             try:
                 return await self._admitted(plan)
             finally:
@@ -86,7 +88,9 @@ class PromptRun:
 
     async def _compute_and_deliver(self, parcel: Parcel, courier: Courier) -> Arrived:
         """Runs both side by side; whichever fails first ends the other."""
-        compute = asyncio.ensure_future(self._compute(parcel))
+        # Into the next pass before anything else is begun: the device works while the rest is done.
+        computed = self._turn.compute(parcel.plan, parcel.slab)
+        compute = asyncio.ensure_future(self._compute(parcel, computed))
         try:
             return await self._job.unless_stopped(self._deliver(courier))
         except TandemError as error:
@@ -102,9 +106,9 @@ class PromptRun:
         self._job.has_room()
         return await courier.deliver()
 
-    async def _compute(self, parcel: Parcel) -> None:
+    async def _compute(self, parcel: Parcel, computed: Awaitable[Computed]) -> None:
         try:
-            done = self._computed = await self._turn.compute(parcel.plan, parcel.slab)
+            done = self._computed = await computed
         except TandemError as error:
             self._job.stop(error)
             return

@@ -1,7 +1,7 @@
 """One try to get a KV cache to one decode worker: reserve, push, commit, or abort."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,7 +71,7 @@ class DecodePeer(Protocol):
         *,
         manifest: KvManifest,
         grant: Grant,
-        prompt_token_ids: tuple[int, ...],
+        prompt_token_ids: Sequence[int],
     ) -> None:
         """Hands a landed cache over; raises when it is refused."""
         ...
@@ -169,7 +169,7 @@ class Delivery:
         self._sealing = asyncio.create_task(self._in_lease(sender.seal(), grant))
 
     async def hand_over(
-        self, manifest: KvManifest, *, prompt_token_ids: tuple[int, ...]
+        self, manifest: KvManifest, *, prompt_token_ids: Sequence[int]
     ) -> TransferStats:
         """Commits a push, which may still be being sealed: the worker waits for that by itself.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations  # the async stub exists for the type checker only
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +16,7 @@ from shared.discovery.address_guard import AddressGuard
 from shared.errors import HandoffError, UnavailableError
 from shared.rpc.channel_pool import ChannelPool
 from shared.rpc.status import error_from_rpc
+from shared.rpc.stubs import Stubs
 from shared.rpc.tls import PeerTls
 from shared.transport import loopback
 from shared.transport.base import Grant
@@ -60,6 +61,9 @@ class DecodeClient:
         self._timeout_s = timeout_s
         self._guard = guard
         self._channels = ChannelPool(tls=tls, max_channels=MAX_CHANNELS)
+        self._stubs: Stubs[DecodeServiceAsyncStub] = Stubs(
+            self._channels, decode_pb2_grpc.DecodeServiceStub
+        )
 
     async def reserve(
         self, target: Target, *, key: HandoffKey, terms: ReserveTerms
@@ -101,7 +105,7 @@ class DecodeClient:
         *,
         manifest: KvManifest,
         grant: Grant,
-        prompt_token_ids: tuple[int, ...],
+        prompt_token_ids: Sequence[int],
     ) -> None:
         """Hands a landed cache over.
 
@@ -141,7 +145,7 @@ class DecodeClient:
     async def _stub(self, address: str) -> DecodeServiceAsyncStub:
         if self._guard is not None:
             await self._guard.check(address)
-        return decode_pb2_grpc.DecodeServiceStub(self._channels.get(address))
+        return self._stubs.to(address)
 
 
 class SameProcessClient(DecodeClient):

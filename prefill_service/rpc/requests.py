@@ -1,6 +1,6 @@
 """Requests off the wire, checked against the model before any work is done for them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefill_service.engine.job import PromptRequest, Target
@@ -11,6 +11,7 @@ from shared.types.methods import SparsityParams
 from shared.wire.identity import handoff_from_pb
 from shared.wire.options import options_from_pb
 from shared.wire.sampling import branches_from_pb, sampling_from_pb, stop_from_pb
+from shared.wire.token_ids import ids_from_pb, largest_id
 
 MAX_TARGETS = 64
 """Decode workers that one request may name."""
@@ -37,16 +38,16 @@ def prompt_from_pb(message: prefill_pb2.PrefillRequest, *, limits: ModelLimits) 
         InvalidRequestError: anything that the caller must change; `param` names it.
     """
     key = handoff_from_pb(message.handoff)
-    token_ids = tuple(message.token_ids)
+    token_ids = ids_from_pb(message.token_ids, message.packed_token_ids, param="prompt")
     _check_prompt(token_ids, limits)
     num_branches = branches_from_pb(message.num_branches)
     sampling = sampling_from_pb(message.sampling)
     stop = stop_from_pb(message.stop)
-    _check_ids((token for token, _ in sampling.logit_bias), limits, param="logit_bias")
+    _check_ids([token for token, _ in sampling.logit_bias], limits, param="logit_bias")
     _check_ids(stop.token_ids, limits, param="stop_token_ids")
     forced = tuple(message.forced_first_tokens)
     _check_forced(forced, limits, num_branches=num_branches)
-    _check_earlier(message, max_tokens=stop.max_tokens)
+    _check_earlier(message, prompt_and_earlier=len(token_ids), max_tokens=stop.max_tokens)
     options = options_from_pb(message.options)
     effective_sparsity(limits.sparsity, options, num_layers=limits.num_layers)
     return PromptRequest(
@@ -88,7 +89,7 @@ def targets_from_pb(messages: Sequence[prefill_pb2.DecodeTarget]) -> tuple[Targe
     return tuple(found.values())
 
 
-def _check_prompt(token_ids: tuple[int, ...], limits: ModelLimits) -> None:
+def _check_prompt(token_ids: Sequence[int], limits: ModelLimits) -> None:
     if not token_ids:
         raise InvalidRequestError(
             "the prompt has no tokens, so there is nothing to continue; send at least one",
@@ -113,9 +114,11 @@ def _check_forced(token_ids: tuple[int, ...], limits: ModelLimits, *, num_branch
     _check_ids(token_ids, limits, param="forced_first_tokens")
 
 
-def _check_earlier(message: prefill_pb2.PrefillRequest, *, max_tokens: int) -> None:
+def _check_earlier(
+    message: prefill_pb2.PrefillRequest, *, prompt_and_earlier: int, max_tokens: int
+) -> None:
     """A replay goes on with one answer, of which something is left to generate."""
-    earlier, prompt_and_earlier = message.earlier_tokens, len(message.token_ids)
+    earlier = message.earlier_tokens
     if earlier == 0:
         return
     checks = (
@@ -132,8 +135,8 @@ def _check_earlier(message: prefill_pb2.PrefillRequest, *, max_tokens: int) -> N
             )
 
 
-def _check_ids(token_ids: Iterable[int], limits: ModelLimits, *, param: str) -> None:
-    largest = max(token_ids, default=0)
+def _check_ids(token_ids: Sequence[int], limits: ModelLimits, *, param: str) -> None:
+    largest = largest_id(token_ids) if token_ids else 0
     if largest >= limits.vocab_size:
         raise InvalidRequestError(
             f"{param} holds token id {largest}, but this model's ids end at "

@@ -25,7 +25,8 @@ def bench(folder: Path, *flags: str) -> str:
 
 def test_both_arms_are_measured_and_every_answer_is_right(folder: Path) -> None:
     flags = ("--streams", "2", "--stream-tokens", "30", "--tokens-per-message", "3", "--json")
-    result = json.loads(bench(folder, *flags))
+    long = ("--long-prompts", "600")
+    result = json.loads(bench(folder, *flags, *long))
     assert set(result["throughput"]) == {"3"}
     for arm in ("gateway", "relay"):
         assert result["first_token"][arm]["requests"] > 0
@@ -36,5 +37,15 @@ def test_both_arms_are_measured_and_every_answer_is_right(folder: Path) -> None:
     assert result["parity"]["answers_compared"] == arrived + 2 * 2 + 2 * 2 * 24
     assert set(result["limits"]) == {
         "added_ttft_p50_ms", "added_ttft_p99_ms", "tokens_per_s", "tokens_per_s_of_relay",
+        "added_ttft_p50_ms_600_ids_http", "added_ttft_p50_ms_600_ids_grpc",
     }  # fmt: skip
     assert result["sizes"]["stream_tokens"] == 30
+    for client in ("http", "grpc"):
+        added = result["long_prompts"]["600"][client]
+        assert 0 < added["min"] <= added["p25"] <= added["median"] <= added["max"]
+        assert added["requests"] == result["sizes"]["long_requests"]
+
+
+def test_long_prompts_can_be_left_out(folder: Path) -> None:
+    result = json.loads(bench(folder, "--streams", "0", "--long-prompts", "0", "--json"))
+    assert result["long_prompts"] == result["throughput"] == {}

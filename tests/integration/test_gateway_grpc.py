@@ -18,6 +18,7 @@ from shared.errors import (
     TandemError,
 )
 from shared.rpc.status import error_from_rpc
+from shared.types.token_ids import ids_to_bytes
 from tests.support.gateway_rig import DEFAULT_ANSWER, Rig
 from tests.support.simulated_workers import FailEvent
 
@@ -64,6 +65,9 @@ async def test_text_and_token_ids_are_equal(rig: Rig, channel: grpc.aio.Channel)
     forms = (
         inference_pb2.GenerateRequest(text="hello there", stop=stop),
         inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=ids), stop=stop),
+        inference_pb2.GenerateRequest(
+            token_ids=inference_pb2.TokenIds(packed=ids_to_bytes(ids)), stop=stop
+        ),
     )
     for request in forms:
         finished = (await collect(channel, request))[-1].finished
@@ -92,6 +96,15 @@ async def test_stop_strings_and_eos(rig: Rig, channel: grpc.aio.Channel) -> None
             inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[10**6])),
             InvalidRequestError,
             "token_ids",
+        ),
+        *(
+            (inference_pb2.GenerateRequest(token_ids=ids), InvalidRequestError, "token_ids")
+            for ids in (
+                inference_pb2.TokenIds(),
+                inference_pb2.TokenIds(packed=ids_to_bytes([1, 10**6])),
+                inference_pb2.TokenIds(packed=b"12345"),
+                inference_pb2.TokenIds(ids=[1], packed=ids_to_bytes([1])),
+            )
         ),
         (
             inference_pb2.GenerateRequest(

@@ -20,6 +20,7 @@ from shared.errors import (
 )
 from shared.rpc.status import error_from_rpc
 from shared.types.handoff import HandoffKey
+from shared.types.token_ids import ids_to_bytes
 from tests.support.decode_peer import DecodePeer
 from tests.support.prefill_worker import (
     EACH_MEMORY,
@@ -203,6 +204,18 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"token_ids": []}, InvalidRequestError, "prompt"),
     ({"token_ids": [1, 512]}, InvalidRequestError, "prompt"),
     ({"token_ids": [1] * 1024}, ContextLengthError, "prompt"),
+    ({"packed_token_ids": ids_to_bytes([1, 2])}, InvalidRequestError, "prompt"),
+    (
+        {"token_ids": [], "packed_token_ids": ids_to_bytes([1, 512])},
+        InvalidRequestError,
+        "prompt",
+    ),
+    ({"token_ids": [], "packed_token_ids": b"12345"}, InvalidRequestError, "prompt"),
+    (
+        {"token_ids": [], "packed_token_ids": ids_to_bytes([1] * 1024)},
+        ContextLengthError,
+        "prompt",
+    ),
     ({"num_branches": 129}, InvalidRequestError, "n"),
     ({"targets": []}, InvalidRequestError, "targets"),
     ({"targets": [{"address": "nowhere"}]}, InvalidRequestError, "targets"),

@@ -12,6 +12,7 @@ import pytest
 from protos.tandem.v1 import common_pb2
 from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import PositionKind
+from shared.types.token_ids import ids_to_bytes
 from tests.support.decode_peer import AdoptedKv, DecodePeer
 from tests.support.prefill_worker import (
     PER_HEAD_PROFILE,
@@ -141,7 +142,9 @@ async def test_prompt_ids_go_along_only_for_the_repetition_penalty(
     token_ids = prompt_ids(60)
     plain = prompt_request(token_ids, [peer])
     sampling = common_pb2.SamplingParams(repetition_penalty=1.3)
-    penalised = prompt_request(token_ids, [peer], sampling=sampling)
+    penalised = prompt_request(
+        [], [peer], sampling=sampling, packed_token_ids=ids_to_bytes(token_ids)
+    )
     await worker.run(plain)
     await worker.run(penalised)
     assert peer.adopted[HandoffKey(plain.handoff.handoff_id, 1)].prompt_token_ids == ()

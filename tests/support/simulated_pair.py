@@ -19,6 +19,7 @@ from shared.tokenizer.detokenizer import IncrementalDetokenizer
 from shared.tokenizer.stop_filter import StopFilter
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.sampling import FinishReason, SampledToken, StopConditions
+from shared.types.token_ids import ids_from_bytes
 from shared.wire.errors import error_to_pb
 from shared.wire.options import options_from_pb
 from shared.wire.sampling import finish_to_pb, sampling_from_pb, stop_from_pb, token_to_pb
@@ -60,8 +61,9 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         self, request: prefill_pb2.PrefillRequest, context: Any
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         plan, simulation = self._worker.plan, self._worker.simulation
-        prompt = list(request.token_ids)[: len(request.token_ids) - request.earlier_tokens]
-        simulation.earlier.append(tuple(request.token_ids[len(prompt) :]))
+        ids = list(ids_from_bytes(request.packed_token_ids))
+        prompt = ids[: len(ids) - request.earlier_tokens]
+        simulation.earlier.append(tuple(ids[len(prompt) :]))
         sampling = sampling_from_pb(request.sampling)
         simulation.sampling.append(sampling)
         simulation.options.append(options_from_pb(request.options))

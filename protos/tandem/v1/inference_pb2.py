@@ -25,55 +25,55 @@ _sym_db = _symbol_database.Default()
 from protos.tandem.v1 import common_pb2 as protos_dot_tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/tandem/v1/inference.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"y\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\'\n\ntool_calls\x18\x04 \x03(\x0b\x32\x13.tandem.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\"A\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x08\x66unction\x18\x02 \x01(\x0b\x32\x17.tandem.v1.FunctionCall\"/\n\x0c\x46unctionCall\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x01(\t\";\n\x04Tool\x12+\n\x08\x66unction\x18\x01 \x01(\x0b\x32\x17.tandem.v1.FunctionToolH\x00\x42\x06\n\x04kind\"U\n\x0c\x46unctionTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"@\n\nToolChoice\x12!\n\x04mode\x18\x01 \x01(\x0e\x32\x13.tandem.v1.ToolMode\x12\x0f\n\x07\x61llowed\x18\x02 \x03(\t\"8\n\x0c\x43onversation\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tandem.v1.ChatMessage\"F\n\x0eResponseFormat\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x42\x06\n\x04kind\"\xc1\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12/\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x17.tandem.v1.ConversationH\x00\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\'\n\x04stop\x18\x06 \x01(\x0b\x32\x19.tandem.v1.StopConditions\x12*\n\x07options\x18\x07 \x01(\x0b\x32\x19.tandem.v1.RequestOptions\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12,\n\rprotect_parts\x18\t \x03(\x0e\x32\x15.tandem.v1.PromptPart\x12\x17\n\x0fquestion_window\x18\n \x01(\x08\x12\x13\n\x0bnum_answers\x18\x0b \x01(\r\x12\x32\n\x0fresponse_format\x18\x0c \x01(\x0b\x32\x19.tandem.v1.ResponseFormat\x12\x1e\n\x05tools\x18\r \x03(\x0b\x32\x0f.tandem.v1.Tool\x12*\n\x0btool_choice\x18\x0e \x01(\x0b\x32\x15.tandem.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x0f \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x16\n\x14_parallel_tool_calls\"\xa8\x01\n\x10GenerateResponse\x12/\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1b.tandem.v1.GenerateAcceptedH\x00\x12)\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x18.tandem.v1.GenerateDeltaH\x00\x12/\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.tandem.v1.GenerateFinishedH\x00\x42\x07\n\x05\x65vent\"=\n\x10GenerateAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\x84\x01\n\rGenerateDelta\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.tandem.v1.SampledToken\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x03 \x01(\r\x12,\n\ntool_calls\x18\x04 \x03(\x0b\x32\x18.tandem.v1.ToolCallDelta\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xaa\x01\n\x10GenerateFinished\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x12\n\nstop_match\x18\x02 \x01(\t\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tandem.v1.Usage\x12(\n\x06report\x18\x04 \x01(\x0b\x32\x18.tandem.v1.RequestReport\x12\x0e\n\x06\x61nswer\x18\x05 \x01(\r\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xeb\x02\n\rRequestReport\x12\x14\n\x0cttft_seconds\x18\x01 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x02 \x01(\x01\x12(\n\x06phases\x18\x03 \x03(\x0b\x32\x18.tandem.v1.PhaseDuration\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x13\n\x0bkept_tokens\x18\x05 \x01(\r\x12\x10\n\x08kv_bytes\x18\x06 \x01(\x04\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x10\n\x08\x61ttended\x18\x08 \x01(\x04\x12\r\n\x05\x64\x65nse\x18\t \x01(\x04\x12\r\n\x05route\x18\n \x01(\t\x12%\n\x05pages\x18\x0b \x01(\x0b\x32\x16.tandem.v1.PageSummary\x12\x16\n\x0e\x61ttended_ratio\x18\x0c \x01(\x01\x12&\n\x05trace\x18\r \x01(\x0b\x32\x17.tandem.v1.RequestTrace\x12\x17\n\x0freplayed_tokens\x18\x0e \x01(\r\"\x9e\x01\n\x0cRequestTrace\x12*\n\twaterfall\x18\x01 \x03(\x0b\x32\x17.tandem.v1.WaterfallBar\x12\x15\n\rtotal_seconds\x18\x02 \x01(\x01\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x16.tandem.v1.PromptTrace\x12#\n\x05pages\x18\x04 \x01(\x0b\x32\x14.tandem.v1.PageTrace\"R\n\x0cWaterfallBar\x12\x0b\n\x03hop\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x15\n\rstart_seconds\x18\x03 \x01(\x01\x12\x0f\n\x07seconds\x18\x04 \x01(\x01*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03*v\n\nPromptPart\x12\x1b\n\x17PROMPT_PART_UNSPECIFIED\x10\x00\x12\x16\n\x12PROMPT_PART_SYSTEM\x10\x01\x12\x19\n\x15PROMPT_PART_LAST_USER\x10\x02\x12\x18\n\x14PROMPT_PART_QUESTION\x10\x03\x32Y\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/tandem/v1/inference.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"\'\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0e\n\x06packed\x18\x02 \x01(\x0c\"y\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\'\n\ntool_calls\x18\x04 \x03(\x0b\x32\x13.tandem.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\"A\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x08\x66unction\x18\x02 \x01(\x0b\x32\x17.tandem.v1.FunctionCall\"/\n\x0c\x46unctionCall\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x01(\t\";\n\x04Tool\x12+\n\x08\x66unction\x18\x01 \x01(\x0b\x32\x17.tandem.v1.FunctionToolH\x00\x42\x06\n\x04kind\"U\n\x0c\x46unctionTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"@\n\nToolChoice\x12!\n\x04mode\x18\x01 \x01(\x0e\x32\x13.tandem.v1.ToolMode\x12\x0f\n\x07\x61llowed\x18\x02 \x03(\t\"8\n\x0c\x43onversation\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tandem.v1.ChatMessage\"F\n\x0eResponseFormat\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x42\x06\n\x04kind\"\xc1\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12/\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x17.tandem.v1.ConversationH\x00\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\'\n\x04stop\x18\x06 \x01(\x0b\x32\x19.tandem.v1.StopConditions\x12*\n\x07options\x18\x07 \x01(\x0b\x32\x19.tandem.v1.RequestOptions\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12,\n\rprotect_parts\x18\t \x03(\x0e\x32\x15.tandem.v1.PromptPart\x12\x17\n\x0fquestion_window\x18\n \x01(\x08\x12\x13\n\x0bnum_answers\x18\x0b \x01(\r\x12\x32\n\x0fresponse_format\x18\x0c \x01(\x0b\x32\x19.tandem.v1.ResponseFormat\x12\x1e\n\x05tools\x18\r \x03(\x0b\x32\x0f.tandem.v1.Tool\x12*\n\x0btool_choice\x18\x0e \x01(\x0b\x32\x15.tandem.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x0f \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x16\n\x14_parallel_tool_calls\"\xa8\x01\n\x10GenerateResponse\x12/\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1b.tandem.v1.GenerateAcceptedH\x00\x12)\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x18.tandem.v1.GenerateDeltaH\x00\x12/\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.tandem.v1.GenerateFinishedH\x00\x42\x07\n\x05\x65vent\"=\n\x10GenerateAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\x84\x01\n\rGenerateDelta\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.tandem.v1.SampledToken\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x03 \x01(\r\x12,\n\ntool_calls\x18\x04 \x03(\x0b\x32\x18.tandem.v1.ToolCallDelta\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xaa\x01\n\x10GenerateFinished\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x12\n\nstop_match\x18\x02 \x01(\t\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tandem.v1.Usage\x12(\n\x06report\x18\x04 \x01(\x0b\x32\x18.tandem.v1.RequestReport\x12\x0e\n\x06\x61nswer\x18\x05 \x01(\r\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xeb\x02\n\rRequestReport\x12\x14\n\x0cttft_seconds\x18\x01 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x02 \x01(\x01\x12(\n\x06phases\x18\x03 \x03(\x0b\x32\x18.tandem.v1.PhaseDuration\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x13\n\x0bkept_tokens\x18\x05 \x01(\r\x12\x10\n\x08kv_bytes\x18\x06 \x01(\x04\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x10\n\x08\x61ttended\x18\x08 \x01(\x04\x12\r\n\x05\x64\x65nse\x18\t \x01(\x04\x12\r\n\x05route\x18\n \x01(\t\x12%\n\x05pages\x18\x0b \x01(\x0b\x32\x16.tandem.v1.PageSummary\x12\x16\n\x0e\x61ttended_ratio\x18\x0c \x01(\x01\x12&\n\x05trace\x18\r \x01(\x0b\x32\x17.tandem.v1.RequestTrace\x12\x17\n\x0freplayed_tokens\x18\x0e \x01(\r\"\x9e\x01\n\x0cRequestTrace\x12*\n\twaterfall\x18\x01 \x03(\x0b\x32\x17.tandem.v1.WaterfallBar\x12\x15\n\rtotal_seconds\x18\x02 \x01(\x01\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x16.tandem.v1.PromptTrace\x12#\n\x05pages\x18\x04 \x01(\x0b\x32\x14.tandem.v1.PageTrace\"R\n\x0cWaterfallBar\x12\x0b\n\x03hop\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x15\n\rstart_seconds\x18\x03 \x01(\x01\x12\x0f\n\x07seconds\x18\x04 \x01(\x01*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03*v\n\nPromptPart\x12\x1b\n\x17PROMPT_PART_UNSPECIFIED\x10\x00\x12\x16\n\x12PROMPT_PART_SYSTEM\x10\x01\x12\x19\n\x15PROMPT_PART_LAST_USER\x10\x02\x12\x18\n\x14PROMPT_PART_QUESTION\x10\x03\x32Y\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tandem.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOOLMODE']._serialized_start=2555
-  _globals['_TOOLMODE']._serialized_end=2656
-  _globals['_PROMPTPART']._serialized_start=2658
-  _globals['_PROMPTPART']._serialized_end=2776
+  _globals['_TOOLMODE']._serialized_start=2571
+  _globals['_TOOLMODE']._serialized_end=2672
+  _globals['_PROMPTPART']._serialized_start=2674
+  _globals['_PROMPTPART']._serialized_end=2792
   _globals['_TOKENIDS']._serialized_start=78
-  _globals['_TOKENIDS']._serialized_end=101
-  _globals['_CHATMESSAGE']._serialized_start=103
-  _globals['_CHATMESSAGE']._serialized_end=224
-  _globals['_TOOLCALL']._serialized_start=226
-  _globals['_TOOLCALL']._serialized_end=291
-  _globals['_FUNCTIONCALL']._serialized_start=293
-  _globals['_FUNCTIONCALL']._serialized_end=340
-  _globals['_TOOL']._serialized_start=342
-  _globals['_TOOL']._serialized_end=401
-  _globals['_FUNCTIONTOOL']._serialized_start=403
-  _globals['_FUNCTIONTOOL']._serialized_end=488
-  _globals['_TOOLCHOICE']._serialized_start=490
-  _globals['_TOOLCHOICE']._serialized_end=554
-  _globals['_CONVERSATION']._serialized_start=556
-  _globals['_CONVERSATION']._serialized_end=612
-  _globals['_RESPONSEFORMAT']._serialized_start=614
-  _globals['_RESPONSEFORMAT']._serialized_end=684
-  _globals['_GENERATEREQUEST']._serialized_start=687
-  _globals['_GENERATEREQUEST']._serialized_end=1264
-  _globals['_GENERATERESPONSE']._serialized_start=1267
-  _globals['_GENERATERESPONSE']._serialized_end=1435
-  _globals['_GENERATEACCEPTED']._serialized_start=1437
-  _globals['_GENERATEACCEPTED']._serialized_end=1498
-  _globals['_GENERATEDELTA']._serialized_start=1501
-  _globals['_GENERATEDELTA']._serialized_end=1633
-  _globals['_TOOLCALLDELTA']._serialized_start=1635
-  _globals['_TOOLCALLDELTA']._serialized_end=1710
-  _globals['_GENERATEFINISHED']._serialized_start=1713
-  _globals['_GENERATEFINISHED']._serialized_end=1883
-  _globals['_USAGE']._serialized_start=1885
-  _globals['_USAGE']._serialized_end=1942
-  _globals['_REQUESTREPORT']._serialized_start=1945
-  _globals['_REQUESTREPORT']._serialized_end=2308
-  _globals['_REQUESTTRACE']._serialized_start=2311
-  _globals['_REQUESTTRACE']._serialized_end=2469
-  _globals['_WATERFALLBAR']._serialized_start=2471
-  _globals['_WATERFALLBAR']._serialized_end=2553
-  _globals['_INFERENCESERVICE']._serialized_start=2778
-  _globals['_INFERENCESERVICE']._serialized_end=2867
+  _globals['_TOKENIDS']._serialized_end=117
+  _globals['_CHATMESSAGE']._serialized_start=119
+  _globals['_CHATMESSAGE']._serialized_end=240
+  _globals['_TOOLCALL']._serialized_start=242
+  _globals['_TOOLCALL']._serialized_end=307
+  _globals['_FUNCTIONCALL']._serialized_start=309
+  _globals['_FUNCTIONCALL']._serialized_end=356
+  _globals['_TOOL']._serialized_start=358
+  _globals['_TOOL']._serialized_end=417
+  _globals['_FUNCTIONTOOL']._serialized_start=419
+  _globals['_FUNCTIONTOOL']._serialized_end=504
+  _globals['_TOOLCHOICE']._serialized_start=506
+  _globals['_TOOLCHOICE']._serialized_end=570
+  _globals['_CONVERSATION']._serialized_start=572
+  _globals['_CONVERSATION']._serialized_end=628
+  _globals['_RESPONSEFORMAT']._serialized_start=630
+  _globals['_RESPONSEFORMAT']._serialized_end=700
+  _globals['_GENERATEREQUEST']._serialized_start=703
+  _globals['_GENERATEREQUEST']._serialized_end=1280
+  _globals['_GENERATERESPONSE']._serialized_start=1283
+  _globals['_GENERATERESPONSE']._serialized_end=1451
+  _globals['_GENERATEACCEPTED']._serialized_start=1453
+  _globals['_GENERATEACCEPTED']._serialized_end=1514
+  _globals['_GENERATEDELTA']._serialized_start=1517
+  _globals['_GENERATEDELTA']._serialized_end=1649
+  _globals['_TOOLCALLDELTA']._serialized_start=1651
+  _globals['_TOOLCALLDELTA']._serialized_end=1726
+  _globals['_GENERATEFINISHED']._serialized_start=1729
+  _globals['_GENERATEFINISHED']._serialized_end=1899
+  _globals['_USAGE']._serialized_start=1901
+  _globals['_USAGE']._serialized_end=1958
+  _globals['_REQUESTREPORT']._serialized_start=1961
+  _globals['_REQUESTREPORT']._serialized_end=2324
+  _globals['_REQUESTTRACE']._serialized_start=2327
+  _globals['_REQUESTTRACE']._serialized_end=2485
+  _globals['_WATERFALLBAR']._serialized_start=2487
+  _globals['_WATERFALLBAR']._serialized_end=2569
+  _globals['_INFERENCESERVICE']._serialized_start=2794
+  _globals['_INFERENCESERVICE']._serialized_end=2883
 # @@protoc_insertion_point(module_scope)

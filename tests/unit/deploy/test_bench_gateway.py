@@ -34,6 +34,7 @@ def first(p50: float) -> dict[str, Any]:
 
 RESULT = {
     "first_token": {"gateway": first(2.25), "relay": first(1.25)},
+    "long_prompts": {"10000": {"http": spread(3.5) | {"p25": 3.0, "requests": 40}}},
     "throughput": {
         "1": {
             "gateway": arm("gateway"),
@@ -71,6 +72,7 @@ def test_tables_say_what_was_measured(
     shown = capsys.readouterr().out
     for expected in (
         "2.25 (1.25 to 3.25)",
+        "3.50 (2.50 to 4.50)",
         "9,000 (8,999 to 9,001)",
         "1 in a worker's message",
         "<= 3",

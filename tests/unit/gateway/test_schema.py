@@ -333,7 +333,8 @@ def test_fit_context() -> None:
 
 def test_prompt_forms() -> None:
     def prompts(value: Any) -> list[Any]:
-        return list(parse_body(orjson.dumps({"prompt": value}), CompletionBody).prompt)
+        found = parse_body(orjson.dumps({"prompt": value}), CompletionBody).prompt
+        return [each if isinstance(each, str) else list(each) for each in found]
 
     assert prompts("a") == ["a"]
     assert prompts([1, 2]) == [[1, 2]]

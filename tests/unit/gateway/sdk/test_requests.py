@@ -8,6 +8,7 @@ from google.protobuf.json_format import MessageToDict
 
 from gateway.sdk import InvalidRequestError, Message, Prompt, Tool, ToolCall
 from gateway.sdk.params import GenerateParams, request_of
+from shared.types.token_ids import ids_from_bytes
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
@@ -19,7 +20,7 @@ def written(prompt: Prompt = "hi", **params: Any) -> dict[str, Any]:
 
 def test_the_three_forms_of_a_prompt() -> None:
     assert written("hi") == {"text": "hi"}
-    assert request_of([1, 2, 3], {}).token_ids.ids == [1, 2, 3]
+    assert list(ids_from_bytes(request_of([1, 2, 3], {}).token_ids.packed)) == [1, 2, 3]
     call = ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
     turns = (
         Message("user", "hi", name="ann"),

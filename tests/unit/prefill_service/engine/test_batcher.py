@@ -224,3 +224,23 @@ def test_everybody_once_in_order_within_the_limits(
     assert [size for pack in begun for size in pack] == sizes
     for pack in begun:
         assert len(pack) == 1 or (sum(pack) <= tokens and len(pack) <= prompts)
+
+
+async def test_a_prompt_is_in_the_next_pass_before_anything_else_is_begun() -> None:
+    async with rig_of() as rig:
+        (job,) = rig.put(10)
+        rig.slow[10] = asyncio.Event()
+        await until(lambda: rig.taken == [10])
+        turn = Turn(job, batcher=rig.batcher)
+        began: list[str] = []
+
+        async def reserve() -> None:
+            began.append("reserve" if rig.passes.begun else "reserve too early")
+
+        computed = turn.compute(_PLAN, cast("Any", None))
+        beside = asyncio.create_task(reserve())
+        waiting = asyncio.create_task(computed)
+        await beside
+        assert began == ["reserve"]
+        rig.passes.end_one()
+        assert await waiting == 10

@@ -6,8 +6,8 @@ import weakref
 
 import grpc.aio
 
-from gateway.clients.stubs import Stubs
 from shared.rpc.channel_pool import ChannelPool
+from shared.rpc.stubs import Stubs
 
 
 class Made:
