@@ -158,6 +158,7 @@ class DecodeServer:
             self._core = build_core(
                 self.config, loaded, recorder=recorder, on_drift=self._drift_checked
             )
+            recorder.memory_chosen(self._core.memory.landing)
             self._recorder = recorder
         with self._timed("transports"):
             landing = await asyncio.to_thread(self._open_landing)

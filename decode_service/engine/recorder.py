@@ -7,6 +7,7 @@ from decode_service.engine.stream import Ending
 from shared.errors import TandemError
 from shared.kv.geometry import PAGE_SIZE
 from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
+from shared.transport.memory_choice import MemoryChoice, note_memory
 
 
 class MetricsRecorder:
@@ -36,6 +37,10 @@ class MetricsRecorder:
         self._num_layers = num_layers
         self._expired = 0
         self._tokens_refused = 0
+
+    def memory_chosen(self, choice: MemoryChoice) -> None:
+        """It was decided which memory KV lands in."""
+        note_memory(choice, self._health)
 
     def step_done(self, report: StepReport) -> None:
         """A step ended."""

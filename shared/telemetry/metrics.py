@@ -65,6 +65,12 @@ class HealthMetrics(BuildMetrics):
             "Seconds since the engine finished a unit of work while it had some; 0 when idle",
             registry=registry,
         )
+        self.kv_memory_fallback = Gauge(
+            "tandem_kv_memory_fallback",
+            "1 where the model computes on a GPU and KV is handed over in host memory all the same",
+            ["reason"],
+            registry=registry,
+        )
 
 
 class GrammarMetrics:

@@ -94,7 +94,12 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
     },
     BuildMetrics: {"build_info", "config_info"},
     HandoffFailureMetrics: {"transfer_failures", "transport_info", "transport_rejected"},
-    HealthMetrics: {"build_info", "config_info", "engine_last_step_age_seconds"},
+    HealthMetrics: {
+        "build_info",
+        "config_info",
+        "engine_last_step_age_seconds",
+        "kv_memory_fallback",
+    },
 }
 
 ALLOWED_LABELS = {
