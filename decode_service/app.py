@@ -26,7 +26,7 @@ from decode_service.rpc import control_servicer, decode_servicer
 from decode_service.rpc.control_servicer import CAPABILITIES, ControlServicer
 from decode_service.rpc.decode_servicer import DecodeServicer
 from decode_service.rpc.landing import LandingGround
-from decode_service.rpc.local_prefill import LocalPrefill
+from decode_service.rpc.local_prefill import LocalPrefill, routes_of
 from decode_service.rpc.presence import Presence
 from protos.tandem.v1 import control_pb2_grpc, decode_pb2_grpc
 from shared.config.exit_codes import ExitCode
@@ -111,7 +111,7 @@ class DecodeServer:
             alive=lambda: self._presence is None or self._presence.alive,
             refresh=self._refresh_metrics,
             facts=lambda: {} if self._core is None else self._core.memory.facts,
-            more=() if local is None else local.routes,
+            more=routes_of(local),
         )
 
     @property
