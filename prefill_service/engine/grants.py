@@ -2,8 +2,8 @@
 
 Where it most likely will, a prompt is computed while it is asked: the answer would cost every first
 token a round trip. A worker that said anything but yes is asked first again, so only prompts that
-began before that answer are computed in vain. Nobody tells a prefill worker which decode workers are
-gone, so only as many are remembered as pairs are.
+began before that answer are computed in vain. Nobody tells a prefill worker which decode workers
+are gone, so only as many are remembered as pairs are.
 """
 
 from collections import OrderedDict
