@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 
 from decode_service.config import DecodeConfig
 from decode_service.engine.assembly import Core, build_core
-from decode_service.engine.banner import banner
 from decode_service.engine.caretaker import CareSettings, Caretaker
 from decode_service.engine.drain import drain
 from decode_service.engine.drift import DriftCheck
@@ -158,7 +157,6 @@ class DecodeServer:
             self._core = build_core(
                 self.config, loaded, recorder=recorder, on_drift=self._drift_checked
             )
-            recorder.memory_chosen(self._core.memory.landing)
             self._recorder = recorder
         with self._timed("transports"):
             landing = await asyncio.to_thread(self._open_landing)
@@ -183,15 +181,9 @@ class DecodeServer:
             address=self.address,
             admin=self.admin_address,
             device=self.config.device,
-            **self.core.backend.log_facts(),
             transports=",".join(info.transports),
             startup_s={name: round(seconds, 2) for name, seconds in self._phases.items()},
-            **banner(
-                capacity=self.core.memory.capacity,
-                size=self.core.memory.size,
-                sparsity=loaded.profile.sparsity,
-                max_batch=self.config.max_batch,
-            ),
+            **self.core.described(loaded.profile, max_batch=self.config.max_batch),
         )
 
     def ready_line(self) -> str:
@@ -384,7 +376,9 @@ class DecodeServer:
             self._recorder.drift_checked(check, low=low)
 
     def _note(self) -> str:
-        notes = (self._drift_alarm.note, "" if self._local is None else self._local.note)
+        notes = [self._drift_alarm.note, self.core.slow_rows.note]
+        if self._local is not None:
+            notes.append(self._local.note)
         return "; ".join(filter(None, notes))
 
     def _give_up(self, _why: str) -> None:

@@ -52,6 +52,11 @@ class DecodeBackend:
         """`name: reason` of each."""
         return tuple(f"{each.name}: {each.reason}" for each in self.rejected)
 
+    @property
+    def batches(self) -> bool:
+        """Whether kernels compute whole batches, and leave out the rows that they cannot serve."""
+        return self.name in (TRITON, FLASHINFER)
+
     def log_facts(self) -> dict[str, str]:
         """What a start-up line says of it."""
         return {
@@ -129,7 +134,7 @@ def make_runner(
         max_tokens: longest context of a row.
     """
     by_row = DecodeRunner(model, cache, attention=TorchDecodeAttention())
-    if backend.name not in (TRITON, FLASHINFER):
+    if not backend.batches:
         return by_row
     # Triton is an extra of GPU workers, so nothing imports it before it was chosen.
     from decode_service.engine.batched.dense_attention import (  # noqa: PLC0415

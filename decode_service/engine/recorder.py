@@ -65,6 +65,10 @@ class MetricsRecorder:
         if low:
             self._decode.drift_alarms.inc()
 
+    def row_left_out(self, reason: str) -> None:
+        """An answer began that the kernels leave to PyTorch."""
+        self._decode.rows_by_torch.labels(reason).inc()
+
     def commit_ended(self, *, error: TandemError | None) -> None:
         """A commit was adopted, or refused."""
         if error is not None:

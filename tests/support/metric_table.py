@@ -113,6 +113,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "delta_page_ratio": histogram(SHARE),
         "delta_refresh_total": counter(),
         "preemptions_total": counter(),
+        "rows_by_torch_total": counter("reason"),
         "kv_lease_expired_total": counter(),
         "transport_info": gauge("transport"),
         "transport_rejected": gauge("transport", "reason"),
