@@ -139,9 +139,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="only put results of equal runs together",
+        help="only put results of equal runs together; of the other flags it takes --json alone",
     )
     given = parser.parse_args(arguments)
+    if given.merge and (others := _of_a_measurement(parser, arguments)):
+        parser.error(
+            f"--merge measures nothing, so {', '.join(others)} would say nothing: leave out one or "
+            "the other"
+        )
     try:
         result = merge_files(given.merge) if given.merge else _run(given)
     except ConfigError as error:
@@ -150,6 +155,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(result))
     else:
         _print(result)
+
+
+def _of_a_measurement(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> list[str]:
+    """Flags of a measurement that were given, be it with the value that they have anyway."""
+    unset = dict.fromkeys(("device", "shape", "batch", "prompt", "to", "generations"))
+    given = vars(parser.parse_args(arguments, argparse.Namespace(**unset)))
+    return [f"--{name}" for name in unset if given[name] is not None]
 
 
 def _run(given: argparse.Namespace) -> dict[str, Any]:
