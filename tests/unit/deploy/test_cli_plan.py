@@ -17,6 +17,7 @@ from loadtest.micro.plan_contention import Role
 from loadtest.micro.transfer import MIB
 from loadtest.plan.cluster import Split
 from loadtest.plan.measure import MeasureSettings
+from loadtest.plan.measure import load as load_model
 from loadtest.plan.profile import Contention
 from loadtest.plan.profile_file import read_profile, write_profile
 from shared.errors import ConfigError, TransportError
@@ -188,10 +189,9 @@ def test_measure_writes_a_profile_that_plan_reads(
         return {Role.PREFILL: 1.5, Role.DECODE: 1.25}
 
     def load(settings: MeasureSettings) -> Any:
-        loads.append(load_once(settings))
+        loads.append(load_model(settings))
         return loads[-1]
 
-    load_once = plan_measure.load
     monkeypatch.setattr(plan_measure, "load", load)
     monkeypatch.setattr(plan_measure, "time_contention", contention)
 
