@@ -31,6 +31,7 @@ from loadtest.micro.kernel_decode import DecodeCase, DecodeShape
 from loadtest.micro.kernel_parity import relative_error, require_small
 from loadtest.micro.kernel_timing import against_memory, time_on_gpu
 from loadtest.micro.step_shapes import CASES
+from loadtest.micro.tell import tell_result
 from shared.errors import ConfigError
 from shared.model.library_attention import why_missing
 
@@ -208,16 +209,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help="what is measured")
     parser.add_argument("--json", action="store_true", help="the result on one line")
     given = parser.parse_args(arguments)
-    try:
-        result = bench(
+    tell_result(
+        parser,
+        lambda: bench(
             device=torch.device(given.device),
             tokens=given.tokens,
             parts=given.parts.split(","),
             progress=told_with_time(),
-        )
-    except ConfigError as error:
-        parser.error(str(error))
-    print(json.dumps(result, indent=None if given.json else 1))
+        ),
+        as_json=given.json,
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ a few steps long, under Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from loadtest.micro.generation_times import time_generations
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_shapes import TINY
+from loadtest.micro.tell import tell_result
 from shared.errors import ConfigError
 from shared.model.shapes import MODEL_SHAPES
 from shared.types.methods import PruningParams, SparsityParams
@@ -147,14 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"--merge measures nothing, so {', '.join(others)} would say nothing: leave out one or "
             "the other"
         )
-    try:
-        result = merge_files(given.merge) if given.merge else _run(given)
-    except ConfigError as error:
-        parser.error(str(error))
-    if given.json:
-        print(json.dumps(result))
-    else:
-        _print(result)
+    tell_result(
+        parser,
+        lambda: merge_files(given.merge) if given.merge else _run(given),
+        as_json=given.json,
+        table=_print,
+    )
 
 
 def _of_a_measurement(

@@ -27,6 +27,7 @@ from loadtest.micro.models import random_on_device
 from loadtest.micro.pack_parity import capture_pack, check_packs
 from loadtest.micro.pass_arms import FULL, claa
 from loadtest.micro.pass_parity import PASS_CASES, plain_choice
+from loadtest.micro.tell import tell_result
 from loadtest.spread import paired_ratios, spread
 from prefill_service.config import PrefillConfig
 from prefill_service.engine.batcher import PackLimits
@@ -310,18 +311,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chunk_tokens=given.chunk_tokens,
         cases=given.cases,
     )
-    try:
-        result = bench_packs(
+    tell_result(
+        parser,
+        lambda: bench_packs(
             plan,
             device=torch.device(given.device),
             progress=told_with_time(),
-        )
-    except ConfigError as error:
-        parser.error(str(error))
-    if given.json:
-        print(json.dumps(result))
-    else:
-        _print(result)
+        ),
+        as_json=given.json,
+        table=_print,
+    )
 
 
 if __name__ == "__main__":
