@@ -32,6 +32,7 @@ from loadtest.micro.kernel_parity import relative_error, require_small
 from loadtest.micro.kernel_timing import against_memory, time_on_gpu
 from loadtest.micro.step_shapes import CASES
 from loadtest.micro.tell import tell_result
+from loadtest.script import list_of
 from shared.errors import ConfigError
 from shared.model.library_attention import why_missing
 
@@ -191,10 +192,6 @@ def _host_us(work: Callable[[], None]) -> float:
     return statistics.median(taken)
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
     parser = argparse.ArgumentParser(
@@ -204,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
-        "--tokens", type=_sizes, default=TOKENS, help="prompts to time, as 1000,10000"
+        "--tokens", type=list_of(int), default=TOKENS, help="prompts to time, as 1000,10000"
     )
     parser.add_argument("--parts", default=",".join(PARTS), help="what is measured")
     parser.add_argument("--json", action="store_true", help="the result on one line")
