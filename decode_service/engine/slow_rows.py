@@ -54,7 +54,7 @@ class SlowRows:
     def note(self) -> str:
         """For the health page; empty while no answer was left out."""
         return "; ".join(
-            f"{count} answers so far were computed row by row in PyTorch: {_ADVICE[reason]}"
+            f"answers computed row by row in PyTorch so far: {count}; {_ADVICE[reason]}"
             for reason, count in self._counts.items()
         )
 
