@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 
 from decode_service.config import DecodeConfig
 from decode_service.engine.assembly import Core, build_core
-from decode_service.engine.banner import banner
 from decode_service.engine.caretaker import CareSettings, Caretaker
 from decode_service.engine.drain import drain
 from decode_service.engine.drift import DriftCheck
@@ -26,7 +25,7 @@ from decode_service.rpc import control_servicer, decode_servicer
 from decode_service.rpc.control_servicer import CAPABILITIES, ControlServicer
 from decode_service.rpc.decode_servicer import DecodeServicer
 from decode_service.rpc.landing import LandingGround
-from decode_service.rpc.local_prefill import LocalPrefill
+from decode_service.rpc.local_prefill import LocalPrefill, routes_of
 from decode_service.rpc.presence import Presence
 from protos.tandem.v1 import control_pb2_grpc, decode_pb2_grpc
 from shared.config.exit_codes import ExitCode
@@ -111,7 +110,7 @@ class DecodeServer:
             alive=lambda: self._presence is None or self._presence.alive,
             refresh=self._refresh_metrics,
             facts=lambda: {} if self._core is None else self._core.facts,
-            more=() if local is None else local.routes,
+            more=routes_of(local),
         )
 
     @property
@@ -182,15 +181,9 @@ class DecodeServer:
             address=self.address,
             admin=self.admin_address,
             device=self.config.device,
-            **self.core.backend.log_facts(),
             transports=",".join(info.transports),
             startup_s={name: round(seconds, 2) for name, seconds in self._phases.items()},
-            **banner(
-                capacity=self.core.memory.capacity,
-                size=self.core.memory.size,
-                sparsity=loaded.profile.sparsity,
-                max_batch=self.config.max_batch,
-            ),
+            **self.core.described(loaded.profile, max_batch=self.config.max_batch),
         )
 
     def ready_line(self) -> str:
@@ -383,7 +376,9 @@ class DecodeServer:
             self._recorder.drift_checked(check, low=low)
 
     def _note(self) -> str:
-        notes = (self._drift_alarm.note, "" if self._local is None else self._local.note)
+        notes = [self._drift_alarm.note, self.core.slow_rows.note]
+        if self._local is not None:
+            notes.append(self._local.note)
         return "; ".join(filter(None, notes))
 
     def _give_up(self, _why: str) -> None:

@@ -97,7 +97,8 @@ class DecodeConfig:
     """Use only this transport and do not start without it; empty takes all that work."""
     kv_memory: str = "auto"
     """Memory that KV lands in: device (the GPU's, which nixl writes to directly), host, or auto
-    (device where the model is on CUDA and nixl works). Alike on both ends of a pair."""
+    (device where the model is on CUDA and nixl registers a little of its memory on trial). Alike
+    on both ends of a pair."""
     stream_queue_tokens: int = 256
     """Unread tokens after which a row rests until its reader catches up."""
     stall_s: float = 10.0

@@ -99,18 +99,6 @@ def parse_count(flag: str, text: str) -> int:
     return int(text)
 
 
-def parse_rates(text: str) -> list[float]:
-    """Keep rates of a comma-separated list.
-
-    Raises:
-        ConfigError: it is no such list.
-    """
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--keep cannot be {text!r}: write rates like 0.2,1.0") from None
-
-
 def _ratio(ratios: Mapping[str, Mapping[str, float]], name: str) -> str:
     ratio = ratios.get(name)
     return f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})" if ratio else "-"

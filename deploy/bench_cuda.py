@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import torch
 
+from deploy.lists import numbers_in
 from shared.errors import ConfigError
 
 
@@ -56,7 +57,8 @@ def as_flags(
     given = {flag: value for flag, value in asked.items() if value is not None}
     for flag, read in (lists or {}).items():
         if flag in given:
-            _check_list(flag, str(given[flag]), read)
+            like = "1,4" if read is int else "0.2,1.0"
+            numbers_in(str(given[flag]), flag=flag, kind=read, like=like, above=0)
     return [f"{flag}={value}" for flag, value in given.items()]
 
 
@@ -77,13 +79,3 @@ def refuse(device: str, asked: Mapping[str, object], *, further: Sequence[str] =
             f"{', '.join([*meant, *further])} cannot be used with --device {device}: leave it "
             "out, or choose the other device; --help says which options belong to which"
         )
-
-
-def _check_list(flag: str, text: str, read: Callable[[str], float]) -> None:
-    try:
-        fine = all(read(part) > 0 for part in text.split(","))
-    except ValueError:
-        fine = False
-    if not fine:
-        kind = "whole numbers" if read is int else "numbers"
-        raise ConfigError(f"{flag} cannot be {text!r}: write {kind} above 0, separated by commas")

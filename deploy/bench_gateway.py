@@ -15,7 +15,6 @@ from deploy.launch import supervised_command
 from loadtest.gateway_cost.run import ARMS, GatewayCost
 from loadtest.gateway_cost.settings import CostSettings
 from loadtest.machine import commit_text
-from shared.errors import ConfigError
 
 
 def run_gateway(settings: CostSettings, *, command: str, as_json: bool) -> None:
@@ -47,18 +46,6 @@ def run_gateway(settings: CostSettings, *, command: str, as_json: bool) -> None:
 def gateway_command(flags: list[str]) -> list[str]:
     """The command line of a gateway that ends with the benchmark."""
     return supervised_command("gateway", flags)
-
-
-def parse_counts(text: str) -> tuple[int, ...]:
-    """Counts of a comma-separated list.
-
-    Raises:
-        ConfigError: it is no such list.
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{text!r} is no list of counts: write them like 1,4") from None
 
 
 def command_line() -> str:

@@ -14,7 +14,7 @@ from deploy.launch import role_environment
 from loadtest.machine import commit_text
 from loadtest.micro.transfer import check_settings
 from loadtest.micro.transfer_ground import check_memory_here
-from shared.errors import ConfigError, InternalError, TransportError
+from shared.errors import InternalError, TransportError
 from shared.types.memory_kind import MemoryKind
 
 _MODULE = "loadtest.micro.transfer"
@@ -58,18 +58,6 @@ def print_result(result: Mapping[str, Any]) -> None:
         f"{result['direct_bytes']} at once; allocator variables of the launchers; commit "
         f"{commit_text(result)}"
     )
-
-
-def parse_sizes(text: str) -> list[int]:
-    """MiB of a comma-separated list.
-
-    Raises:
-        ConfigError: it is no such list.
-    """
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--sizes cannot be {text!r}: write MiB like 8,64,280") from None
 
 
 def measure(

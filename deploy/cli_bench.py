@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from deploy.cli_bench_engines import FURTHER_FLAGS, decode, kernels, plot, prefill
+from deploy.lists import names_in, numbers_in
 
 bench_app = typer.Typer(
     no_args_is_help=True,
@@ -43,12 +44,11 @@ def transfer(
     sender, receiver and topology of devices), allocator, chunk_bytes (of a frame), direct_bytes (of
     a write by nixl), command, commit, hardware, threads.
     """
-    from deploy.bench_transfer import parse_sizes, run_transfer
+    from deploy.bench_transfer import run_transfer
 
-    names = [name.strip() for name in transports.split(",") if name.strip()]
     run_transfer(
-        sizes=parse_sizes(sizes),
-        transports=names,
+        sizes=numbers_in(sizes, flag="--sizes", kind=int, like="8,64,280"),
+        transports=names_in(transports),
         memory=memory,
         repeats=repeats,
         as_json=as_json,
@@ -92,7 +92,7 @@ def gateway(
     JSON keys: first_token, long_prompts (by tokens), throughput (by tokens a message), limits,
     parity, sizes, command, commit, uncommitted_changes, hardware and python.
     """
-    from deploy.bench_gateway import command_line, gateway_command, parse_counts, run_gateway
+    from deploy.bench_gateway import command_line, gateway_command, run_gateway
     from loadtest.gateway_cost.settings import CostSettings
     from shared.tokenizer.folder import find_model_folder
 
@@ -107,8 +107,12 @@ def gateway(
         prompt_tokens=prompt_tokens,
         streams=streams,
         stream_tokens=stream_tokens,
-        tokens_per_message=parse_counts(tokens_per_message),
-        long_prompts=() if long_prompts == "0" else parse_counts(long_prompts),
+        tokens_per_message=numbers_in(
+            tokens_per_message, flag="--tokens-per-message", kind=int, like="1,4"
+        ),
+        long_prompts=()
+        if long_prompts == "0"
+        else numbers_in(long_prompts, flag="--long-prompts", kind=int, like="10000,32000"),
     )
     run_gateway(settings, command=command_line(), as_json=as_json)
 

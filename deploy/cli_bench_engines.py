@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deploy.lists import numbers_in
 from shared.types.page_policies import PagePolicyName
 
 FURTHER_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -65,7 +66,7 @@ def prefill(
     hardware, threads and the sizes. cuda: parity, attention, tokens (by length: arms, ratios,
     bounds), command, commit, device and versions.
     """
-    from deploy.bench import parse_count, parse_rates, run_prefill
+    from deploy.bench import parse_count, run_prefill
     from deploy.bench_cuda import as_flags, refuse, run_kernels
 
     if device is BenchDevice.CUDA:
@@ -85,7 +86,7 @@ def prefill(
     run_prefill(
         model=model or "smollm2",
         tokens=parse_count("--tokens", tokens or "4096"),
-        keep=parse_rates(keep or "0.2,1.0"),
+        keep=list(numbers_in(keep or "0.2,1.0", flag="--keep", kind=float, like="0.2,1.0")),
         lp=lp,
         repeats=parse_count("--repeats", repeats or "5"),
         as_json=as_json,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deploy.lists import names_in, numbers_in
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,14 +85,14 @@ def pair(
     plan, gpus, topology, command, commit, uncommitted_changes, hardware and python.
     """
     from deploy.bench import progress_to
-    from deploy.bench_gateway import command_line, parse_counts
+    from deploy.bench_gateway import command_line
     from deploy.bench_pair import PairRequest, run_pair
     from deploy.pair_fit import fitted
     from loadtest.pair.plan import PROMPTS, PairPlan
 
     plan = PairPlan(
-        arms=tuple(arms.split(",")), new_tokens=new_tokens,
-        prompts=parse_counts(prompts) if prompts else PROMPTS,
+        arms=names_in(arms), new_tokens=new_tokens,
+        prompts=_counts(prompts, flag="--prompts") if prompts else PROMPTS,
         loads=_loads(at_once, rounds, warm_ups), short_rounds=short_rounds, seed=seed,
     )  # fmt: skip
     request = PairRequest(
@@ -99,7 +100,7 @@ def pair(
         prefill_gpus=_gpus(prefill_gpus, flag="--prefill-gpus"),
         decode_gpus=_gpus(decode_gpus, flag="--decode-gpus"),
         dtype=dtype or ("bfloat16" if prefill_gpus else "float32"),
-        transports=tuple(transports.split(",")), settings_file=config,
+        transports=names_in(transports), settings_file=config,
         timeline=timeline, commit=commit,
     )  # fmt: skip
     tell = progress_to(as_json=as_json)
@@ -110,20 +111,21 @@ def pair(
 def _gpus(text: str, *, flag: str) -> tuple[int, ...]:
     if not text:
         return ()
-    try:
-        gpus = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        gpus = (-1,)
+    gpus = numbers_in(text, flag=flag, kind=int, like="0,1")
     if min(gpus) < 0:
         raise ConfigError(f"{flag} cannot be {text!r}: give CUDA's number of a GPU, as 0")
     return gpus
 
 
+def _counts(text: str, *, flag: str) -> tuple[int, ...]:
+    return numbers_in(text, flag=flag, kind=int, like="1,16")
+
+
 def _loads(at_once: str, rounds: str, warm_ups: str) -> "tuple[Load, ...]":
-    from deploy.bench_gateway import parse_counts
     from loadtest.pair.plan import Load
 
-    columns = [parse_counts(text) for text in (at_once, rounds, warm_ups)]
+    given = {"--at-once": at_once, "--rounds": rounds, "--warm-ups": warm_ups}
+    columns = [_counts(text, flag=flag) for flag, text in given.items()]
     if len({len(column) for column in columns}) > 1:
         raise ConfigError("--at-once, --rounds and --warm-ups are lists of one length, as 1,16")
     return tuple(Load(at_once=a, rounds=r, warm_ups=w) for a, r, w in zip(*columns, strict=True))

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deploy.lists import names_in, numbers_in
 from shared.errors import ConfigError
 
 eval_app = typer.Typer(
@@ -63,11 +64,11 @@ def ranking(
         as_json=as_json,
         settings={
             "parts": ("timing", "mixture", "ablation", "correlation"),
-            "rankers": parse_names(rankers),
-            "keep": parse_numbers(keep, flag="--keep", kind=float),
-            "mixture_lengths": parse_numbers(lengths, flag="--lengths", kind=int),
+            "rankers": names_in(rankers),
+            "keep": numbers_in(keep, flag="--keep", kind=float, like="0.2,0.4"),
+            "mixture_lengths": numbers_in(lengths, flag="--lengths", kind=int, like="1024,4096"),
             "mixture_answers": answers,
-            "timing_lengths": parse_numbers(timing, flag="--timing", kind=int),
+            "timing_lengths": numbers_in(timing, flag="--timing", kind=int, like="1024,4096"),
             "timing_repeats": repeats,
         },
     )
@@ -101,10 +102,10 @@ def niah(
         as_json=as_json,
         settings={
             "parts": ("needle",),
-            "rankers": parse_names(rankers),
-            "keep": parse_numbers(keep, flag="--keep", kind=float),
-            "lengths": parse_numbers(lengths, flag="--lengths", kind=int),
-            "depths": parse_numbers(depths, flag="--depths", kind=float),
+            "rankers": names_in(rankers),
+            "keep": numbers_in(keep, flag="--keep", kind=float, like="0.2,0.4"),
+            "lengths": numbers_in(lengths, flag="--lengths", kind=int, like="1024,4096"),
+            "depths": numbers_in(depths, flag="--depths", kind=float, like="0.2,0.4"),
             "seeds": seeds,
             "protocols": parse_protocols(protocol),
         },
@@ -138,8 +139,8 @@ def ruler(
         as_json=as_json,
         settings={
             "parts": ("ruler",),
-            "rankers": parse_names(rankers),
-            "keep": parse_numbers(keep, flag="--keep", kind=float),
+            "rankers": names_in(rankers),
+            "keep": numbers_in(keep, flag="--keep", kind=float, like="0.2,0.4"),
             "ruler_length": length,
             "ruler_samples": seeds,
             "protocols": parse_protocols(protocol),
@@ -179,8 +180,8 @@ def longbench(
         as_json=as_json,
         settings={
             "parts": ("longbench",),
-            "rankers": parse_names(rankers),
-            "keep": parse_numbers(keep, flag="--keep", kind=float),
+            "rankers": names_in(rankers),
+            "keep": numbers_in(keep, flag="--keep", kind=float, like="0.2,0.4"),
             "longbench": data,
             "longbench_samples": samples,
             "longbench_tokens": tokens,
@@ -229,25 +230,6 @@ def merge(
         from loadtest.quality.store import merge_folders
 
     print(f"{merge_folders(folders, out=out)} results in {out}")
-
-
-def parse_names(text: str) -> tuple[str, ...]:
-    """Names of a comma-separated list; none of an empty one."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def parse_numbers(text: str, *, flag: str, kind: type[float]) -> tuple[Any, ...]:
-    """Numbers of a comma-separated list.
-
-    Raises:
-        ConfigError: it is no such list.
-    """
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(
-            f"{flag} cannot be {text!r}: write numbers with commas between them"
-        ) from None
 
 
 def parse_protocols(text: str) -> tuple[str, ...]:

@@ -13,9 +13,8 @@ from deploy.cli_eval import (
     Out,
     Profile,
     Resume,
-    parse_names,
-    parse_numbers,
 )
+from deploy.lists import names_in, numbers_in
 
 _NAMES = ("parts", "policies", "needle_prefills", "generation_policies")
 _NUMBERS = ("budgets", "needle_lengths", "long_budgets", "strip_layers")
@@ -131,11 +130,12 @@ def study_values(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"
         if name in _NAMES:
-            values[name] = parse_names(value)
+            values[name] = names_in(value)
         elif name in _NUMBERS:
-            values[name] = parse_numbers(value, flag=flag, kind=int)
+            values[name] = numbers_in(value, flag=flag, kind=int, like="1024,4096")
         elif name == "full_layers":
             values[name] = tuple(
-                parse_numbers(part, flag=flag, kind=int) for part in value.split(";")
+                numbers_in(part, flag=flag, kind=int, like="0,1,2;0,2,14")
+                for part in value.split(";")
             )
     return values

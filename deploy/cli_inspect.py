@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deploy.lists import numbers_in
 from shared.errors import ConfigError
 from shared.types.methods import Aggregation, KvSelect, PageHeads, PageLayout
 from shared.types.options import RequestOptions, TokenRange
@@ -161,23 +162,15 @@ def pages(
             _options(keep, protect, mass, min_rate, max_rate),
             **_pages(policy, page_budget, recency, layout, heads, refresh, page_mass),
         ),
-        full_layers=None if full_layers is None else parse_layers(full_layers),
+        full_layers=_layers(full_layers),
     )
     run_pages(request, max_tokens=max_tokens, png=png, layer=layer, as_json=as_json)
 
 
-def parse_layers(text: str) -> tuple[int, ...]:
-    """Layer numbers of a comma-separated list.
-
-    Raises:
-        ConfigError: it is no such list.
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(
-            f"--full-layers cannot be {text!r}: write layer numbers like 0,1,2,14,22"
-        ) from None
+def _layers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    return numbers_in(text, flag="--full-layers", kind=int, like="0,1,2,14,22")
 
 
 def parse_ranges(texts: Sequence[str]) -> tuple[TokenRange, ...]:

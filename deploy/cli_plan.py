@@ -3,17 +3,15 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
+from deploy.lists import numbers_in
 from loadtest.load.workloads import Profile
 from shared.errors import ConfigError
-
-T = TypeVar("T")
 
 plan_app = typer.Typer(no_args_is_help=True, invoke_without_command=True)
 
@@ -112,8 +110,8 @@ def plan(
             attainment=attainment,
         ),
         rate=rate,
-        sizes=_numbers(gpus, int, "--gpus") if gpus else unasked,
-        keep_rates=_numbers(keep, float, "--keep") if keep else (),
+        sizes=numbers_in(gpus, flag="--gpus", kind=int, like="1,2,4") if gpus else unasked,
+        keep_rates=numbers_in(keep, flag="--keep", kind=float, like="0.2,0.4") if keep else (),
         rules=GatewayRules(balancer=balancer, queue_tokens=queue_tokens),
         jobs=jobs or os.cpu_count() or 1,
     )
@@ -163,10 +161,10 @@ def measure(
         device=device,
         dtype=dtype,
         threads=threads,
-        lengths=_numbers(tokens, int, "--tokens"),
-        keep_rates=_numbers(keep, float, "--keep") if keep else (),
-        batches=_numbers(batches, int, "--batches"),
-        contexts=_numbers(contexts, int, "--contexts"),
+        lengths=numbers_in(tokens, flag="--tokens", kind=int, like="512,4096"),
+        keep_rates=numbers_in(keep, flag="--keep", kind=float, like="0.2,0.4") if keep else (),
+        batches=numbers_in(batches, flag="--batches", kind=int, like="1,8"),
+        contexts=numbers_in(contexts, flag="--contexts", kind=int, like="512,4096"),
         repeats=repeats,
         max_batch=max_batch,
         kv_bytes=kv_bytes,
@@ -176,7 +174,7 @@ def measure(
         settings,
         out=out,
         transport=transport,
-        sizes_mib=_numbers(transfers, int, "--transfers"),
+        sizes_mib=numbers_in(transfers, flag="--transfers", kind=int, like="8,64"),
         url=url,
         same_host=same_host,
         command=command_line(),
@@ -252,15 +250,6 @@ def _given(profile: Path | None) -> Path:
             "`tandem plan measure` and give --profile FILE"
         )
     return profile
-
-
-def _numbers(text: str, kind: Callable[[str], T], flag: str) -> tuple[T, ...]:
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(
-            f"{flag} cannot be {text!r}: it is a list of numbers separated by commas; mend it"
-        ) from None
 
 
 def _size_profile(name: str) -> Profile:

@@ -5,10 +5,10 @@ bypassed (only a keep rate of 1 keeps all) and end-of-text does not end the answ
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -35,6 +35,8 @@ from shared.types.options import RequestOptions
 from shared.types.page_summary import summary_of
 
 _SHOWN = 12
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +70,7 @@ def run_prune(request: InspectRequest, *, as_json: bool) -> int:
         TandemError: the prompt, the model or a parameter is wrong.
     """
     loaded = _load(request)
-    report = inspect_prune(
-        loaded.model,
-        attention=probe_attention(loaded.model.device).backend,
-        token_ids=read_prompt(request, folder=loaded.folder),
-        params=_pruning(loaded, request),
-        chunk_tokens=DEFAULT_CHUNK_TOKENS,
-        options=request.options,
-    )
+    report = _prefilled(inspect_prune, loaded, request)
     if as_json:
         print(json.dumps(report))
         return 0
@@ -181,7 +176,13 @@ def _load(request: InspectRequest) -> LoadedModel:
 
 def _prefill(request: InspectRequest) -> tuple[LoadedModel, CapturedPrefill]:
     loaded = _load(request)
-    captured = capture_prefill(
+    return loaded, _prefilled(capture_prefill, loaded, request)
+
+
+def _prefilled(
+    prefill: Callable[..., Found], loaded: LoadedModel, request: InspectRequest
+) -> Found:
+    return prefill(
         loaded.model,
         attention=probe_attention(loaded.model.device).backend,
         token_ids=read_prompt(request, folder=loaded.folder),
@@ -189,7 +190,6 @@ def _prefill(request: InspectRequest) -> tuple[LoadedModel, CapturedPrefill]:
         chunk_tokens=DEFAULT_CHUNK_TOKENS,
         options=request.options,
     )
-    return loaded, captured
 
 
 def read_prompt(request: InspectRequest, *, folder: Path) -> list[int]:

@@ -11,10 +11,11 @@ from deploy.rest_client import served_models, stream_chat
 from loadtest.machine import commit_text
 from loadtest.micro.plan_contention import ContentionWork, Role, time_contention
 from loadtest.micro.transfer import MIB
-from loadtest.plan.measure import MeasureSettings, Surroundings, measure
+from loadtest.plan.measure import MeasureSettings, Surroundings, load, measure
 from loadtest.plan.profile import Contention, MeasuredProfile, Overheads
 from loadtest.plan.profile_file import write_profile
 from shared.errors import ConfigError, TransportError
+from shared.model.weights import LoadedModel
 
 _PAIR_REQUESTS = 8
 _PAIR_WARM_UPS = 2
@@ -62,18 +63,19 @@ def run_measure(
         seconds[nbytes] = nbytes / (size["gbps"][transport]["median"] * 1e9)
     # Before the engines: a pair on this machine must not compete with what is timed.
     overheads = pair_overheads(url) if url else Overheads(first_token_s=0.0, handoff_s=0.0)
+    loaded = load(settings)
     surroundings = Surroundings(
         transport=transport,
         seconds_by_bytes=seconds,
         overheads=overheads,
-        contention=contention_of(settings) if same_host else Contention(),
+        contention=contention_of(loaded, settings) if same_host else Contention(),
     )
-    profile = measure(settings, surroundings, command=command, progress=_tell)
+    profile = measure(loaded, settings, surroundings, command=command, progress=_tell)
     write_profile(profile, out)
     _report(profile, out, with_pair=bool(url))
 
 
-def contention_of(settings: MeasureSettings) -> Contention:
+def contention_of(loaded: LoadedModel, settings: MeasureSettings) -> Contention:
     """How both roles slow each other down on this host, at the middle sizes of the settings.
 
     Raises:
@@ -90,7 +92,7 @@ def contention_of(settings: MeasureSettings) -> Contention:
         kv_bytes=settings.kv_bytes,
         repeats=settings.repeats,
     )
-    found = time_contention(work, progress=_tell)
+    found = time_contention(loaded, work, progress=_tell)
     return Contention(prefill=found[Role.PREFILL], decode=found[Role.DECODE])
 
 

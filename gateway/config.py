@@ -102,9 +102,11 @@ class GatewayConfig:
     max_retries: int = 2
     """Attempts after the first one when a worker fails before its answer began."""
     retry_budget: float = 0.1
-    """Share of the last ten seconds' requests that may be tried again or replayed; ten always may.
-    For all rows of a decode worker (its max_batch) to be replayed when it dies: rows divided by the
-    requests of ten seconds, as 1.6 for 32 rows at 2 requests a second."""
+    """Share of the last ten seconds' requests that may be tried again or replayed. For all rows of
+    a decode worker (its max_batch) to be replayed when it dies: rows divided by the requests of ten
+    seconds, as 1.6 for 32 rows at 2 requests a second."""
+    retry_floor: int = 10
+    """Retries and replays in ten seconds that are allowed however few requests there were."""
     replay_answers: bool = False
     """An answer whose decode worker dies after tokens were sent goes on at another pair, once, if
     its request allows it (`tandem.replay`): prompt and answer so far are read again, and what
@@ -175,6 +177,7 @@ _POSITIVE = (
 
 _NOT_NEGATIVE = (
     "max_retries",
+    "retry_floor",
     "link_band_tokens",
     "short_prompt_tokens",
     "key_requests_per_minute",

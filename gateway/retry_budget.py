@@ -11,15 +11,14 @@ from shared.errors import TandemError
 WINDOW_S = 10
 """Seconds that count as recent."""
 
-ALWAYS = 10
-"""Retries in the window that are always allowed: with little traffic a share would be none."""
-
 
 class RetryBudget:
     """Counts requests and retries of the last seconds.
 
     Args:
         share: retries per request, for example 0.1.
+        always: retries in the window that are allowed in any case: with little traffic a share
+            would be none.
         on_denied: told of every retry that was not allowed.
         clock: monotonic seconds.
     """
@@ -28,10 +27,12 @@ class RetryBudget:
         self,
         share: float,
         *,
+        always: int,
         on_denied: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._share = share
+        self._always = always
         self._on_denied = on_denied
         self._clock = clock
         self._requests: dict[int, int] = {}
@@ -43,7 +44,7 @@ class RetryBudget:
 
     def take(self) -> bool:
         """Uses up one retry; False when there is none left."""
-        allowed = max(ALWAYS, int(self._share * self._recent(self._requests)))
+        allowed = max(self._always, int(self._share * self._recent(self._requests)))
         if self._recent(self._retries) >= allowed:
             self._on_denied()
             return False
@@ -66,7 +67,7 @@ def without_budget(error: TandemError) -> TandemError:
     """The error of a request that would have been tried again; its text names the setting."""
     return type(error)(
         f"{error.message}; the gateway did not try again by itself, because the retries of the "
-        "last seconds used up its retry_budget",
+        "last seconds used up its retry_budget and retry_floor",
         code=error.error_code,
         param=error.param,
         retry_after_s=error.retry_after_s,

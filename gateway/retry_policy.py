@@ -24,7 +24,9 @@ class RetryPolicy:
         """As the settings say; what it forbids and what came of replays is counted in `metrics`."""
         for outcome in ReplayOutcome:  # an alert on a counter needs it before its first event
             metrics.replays.labels(outcome=outcome.value)
-        budget = RetryBudget(config.retry_budget, on_denied=metrics.retries_denied.inc)
+        budget = RetryBudget(
+            config.retry_budget, always=config.retry_floor, on_denied=metrics.retries_denied.inc
+        )
         replays = Replays(
             allowed=config.replay_answers,
             budget=budget,

@@ -81,7 +81,8 @@ class PrefillConfig:
     """Use only this transport: no start without it, no handoff that it cannot carry; empty: all."""
     kv_memory: str = "auto"
     """Memory that KV is sent from: device (the GPU's, which nixl reads directly), host, or auto
-    (device where the model is on CUDA and nixl works). Alike on both ends of a pair."""
+    (device where the model is on CUDA and nixl registers a little of its memory on trial). Alike
+    on both ends of a pair."""
     faults: tuple[str, ...] = ()
     """Exercise only: faults made on purpose in transfers of KV, as kill@ack=0.01, seed=7. Kinds are
     drop, delay:SECONDS, duplicate, corrupt, truncate and kill; moments are hello, grant, first,

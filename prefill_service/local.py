@@ -26,13 +26,10 @@ from prefill_service.rpc.services import PREFILL_NAME, add_prefill_service
 from shared.config.exit_codes import ExitCode
 from shared.config.fingerprint import config_fingerprint
 from shared.model.weights import LoadedModel
-from shared.telemetry.admin import metrics_response
+from shared.telemetry.admin import LOCAL_PREFILL_METRICS, metrics_response
 from shared.telemetry.certificates import Certificates
 from shared.telemetry.metrics import HealthMetrics, PrefillMetrics
 from shared.transport.base import LocalEndpoint
-
-METRICS_PATH = "/metrics/prefill"
-"""On the decode worker's admin port: the names are those of a prefill worker's own /metrics."""
 
 _log = structlog.get_logger(__name__)
 
@@ -64,7 +61,7 @@ class LocalPrefill:
     @property
     def routes(self) -> Sequence[Route]:
         """Its metrics, beside those of the decode worker, some of which have the same names."""
-        return (Route(METRICS_PATH, self._metrics),)
+        return (Route(LOCAL_PREFILL_METRICS, self._metrics),)
 
     @property
     def parts(self) -> Parts:

@@ -135,6 +135,7 @@ class Parts:
             lease_s=config.sealed_lease_s,
         )
         self.memory = _memory(config, local=endpoint is not None)
+        owner.recorder.memory_chosen(self.memory)
         buffer = _buffer(config, self.memory)
         self.slabs = self._slabs(buffer, geometry=model.geometry(), held=held)
         place = replace(read_topology(config.device), kv_memory=self.memory.kind.value)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decode_service.config import DecodeConfig
 from decode_service.engine.adoption import Adoption, HostAdoption
 from decode_service.engine.backends import DecodeBackend, make_runner, probe_decode
+from decode_service.engine.banner import banner
 from decode_service.engine.device_adoption import DeviceAdoption
 from decode_service.engine.drift import DriftCheck, DriftWatch
 from decode_service.engine.engine import DecodeEngine, StepRunner
@@ -19,10 +20,12 @@ from decode_service.engine.recorder import MetricsRecorder
 from decode_service.engine.reservations import ReservationTable
 from decode_service.engine.runner import ObservedRunner, ServingRunner
 from decode_service.engine.scheduler import Scheduler
+from decode_service.engine.slow_rows import SlowRows
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.engine.worker import DecodeWorker, WorkerSettings
 from decode_service.sparsity.registry import policy_for
 from shared.grammar.compiler import GrammarCompiler
+from shared.model.profile_record import ModelProfile
 from shared.model.weights import LoadedModel
 from shared.tokenizer.tokenizer import Tokenizer
 from shared.types.memory_kind import MemoryKind
@@ -43,6 +46,8 @@ class Core:
     """Everything but the network."""
     grammars: GrammarCompiler
     """Compiles what answers must conform to."""
+    slow_rows: SlowRows
+    """Answers that the kernels leave out."""
 
     @property
     def identity(self) -> ModelIdentity:
@@ -53,6 +58,17 @@ class Core:
     def facts(self) -> dict[str, object]:
         """What the health page says of memory and computation."""
         return {**self.memory.facts, **self.runner.facts}
+
+    def described(self, profile: ModelProfile, *, max_batch: int) -> dict[str, object]:
+        """What a start-up line says of it."""
+        facts = banner(
+            capacity=self.memory.capacity,
+            size=self.memory.size,
+            sparsity=profile.sparsity,
+            max_batch=max_batch,
+        )
+        slow = self.slow_rows.outlook(profile)
+        return {**self.backend.log_facts(), **facts, "rows_by_torch": slow}
 
 
 def build_core(
@@ -77,20 +93,16 @@ def build_core(
     # Made and dropped: what every request would be refused for is said before the worker serves.
     policy_for(loaded.profile.sparsity, num_layers=loaded.model.config.num_layers)
     memory = allocate(config, loaded)
+    recorder.memory_chosen(memory.landing)
     backend, runner = _runner(config, loaded, memory)
+    slow_rows = SlowRows(kernels=backend.batches, on_row=recorder.row_left_out)
     engine = DecodeEngine(
         _watched(runner, config, on_drift=on_drift),
         Scheduler(max_batch=config.max_batch),
         clock=time.monotonic,
         on_step=recorder.step_done,
     )
-    table = ReservationTable(
-        memory.slab,
-        memory.cache,
-        capacity=memory.capacity,
-        limits=_limits(config),
-        clock=time.monotonic,
-    )
+    table = _table(config, memory)
     vocab_size = loaded.model.config.vocab_size
     tokenizer = Tokenizer.from_folder(loaded.folder)
     grammars = GrammarCompiler(tokenizer, on_compiled=recorder.grammar_compiled)
@@ -108,9 +120,17 @@ def build_core(
             stream_queue_tokens=config.stream_queue_tokens,
         ),
         observer=recorder,
+        on_start=slow_rows.begun,
         clock=time.monotonic,
     )
-    return Core(memory=memory, runner=runner, backend=backend, worker=worker, grammars=grammars)
+    return Core(
+        memory=memory,
+        runner=runner,
+        backend=backend,
+        worker=worker,
+        grammars=grammars,
+        slow_rows=slow_rows,
+    )
 
 
 def _runner(
@@ -172,10 +192,17 @@ def _intake(
     )
 
 
-def _limits(config: DecodeConfig) -> ReservationLimits:
-    return ReservationLimits(
+def _table(config: DecodeConfig, memory: WorkerMemory) -> ReservationTable:
+    limits = ReservationLimits(
         lease_s=config.lease_s,
         adopt_lease_s=config.adopt_lease_s,
         quarantine_s=config.quarantine_s,
         remember_s=config.remember_s,
+    )
+    return ReservationTable(
+        memory.slab,
+        memory.cache,
+        capacity=memory.capacity,
+        limits=limits,
+        clock=time.monotonic,
     )

@@ -52,6 +52,11 @@ class DecodeBackend:
         """`name: reason` of each."""
         return tuple(f"{each.name}: {each.reason}" for each in self.rejected)
 
+    @property
+    def batches(self) -> bool:
+        """Whether kernels compute whole batches, and leave out the rows that they cannot serve."""
+        return self.name in (TRITON, FLASHINFER)
+
     def log_facts(self) -> dict[str, str]:
         """What a start-up line says of it."""
         return {
@@ -135,7 +140,7 @@ def make_runner(
         ConfigError: kernels of ours are to multiply, and PyTorch steps row by row.
     """
     by_row = DecodeRunner(model, cache, attention=TorchDecodeAttention())
-    if backend.name not in (TRITON, FLASHINFER):
+    if not backend.batches:
         if products == TRITON:
             raise ConfigError(
                 f"products {TRITON!r} go with attention {TRITON!r} or {FLASHINFER!r}, and here "

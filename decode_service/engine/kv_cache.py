@@ -169,14 +169,6 @@ class PagedKvCache:
         event.record(torch.cuda.default_stream(self.device))
         return event
 
-    def could_fit(self, *, front_tokens: int, rest_tokens: int) -> bool:
-        """Whether an empty cache would have room for the row."""
-        wanted = {LengthGroup.FRONT: front_tokens, LengthGroup.REST: rest_tokens}
-        return all(
-            pool.pages_needed(wanted[group]) <= pool.pages.num_pages
-            for group, pool in self.pools.items()
-        )
-
     def release(self, pages: SequencePages) -> None:
         """Gives a row's pages back.
 

@@ -7,6 +7,7 @@ from decode_service.engine.stream import Ending
 from shared.errors import TandemError
 from shared.kv.geometry import PAGE_SIZE
 from shared.telemetry.metrics import DecodeMetrics, HandoffFailureMetrics, HealthMetrics
+from shared.transport.memory_choice import MemoryChoice, note_memory
 
 
 class MetricsRecorder:
@@ -37,6 +38,10 @@ class MetricsRecorder:
         self._expired = 0
         self._tokens_refused = 0
 
+    def memory_chosen(self, choice: MemoryChoice) -> None:
+        """It was decided which memory KV lands in."""
+        note_memory(choice, self._health)
+
     def step_done(self, report: StepReport) -> None:
         """A step ended."""
         self._rate.add(report.tokens)
@@ -59,6 +64,10 @@ class MetricsRecorder:
         self._decode.drift_checks.inc()
         if low:
             self._decode.drift_alarms.inc()
+
+    def row_left_out(self, reason: str) -> None:
+        """An answer began that the kernels leave to PyTorch."""
+        self._decode.rows_by_torch.labels(reason).inc()
 
     def commit_ended(self, *, error: TandemError | None) -> None:
         """A commit was adopted, or refused."""

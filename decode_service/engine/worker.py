@@ -99,6 +99,7 @@ class DecodeWorker:
         grammars: compiles what answers must conform to.
         settings: sizes and profile.
         observer: hears of endings.
+        on_start: told of every answer that joins the batch.
         clock: monotonic seconds.
     """
 
@@ -112,6 +113,7 @@ class DecodeWorker:
         grammars: GrammarCompiler,
         settings: WorkerSettings,
         observer: WorkerObserver,
+        on_start: Callable[[Sequence], None],
         clock: Callable[[], float],
     ) -> None:
         self.table = table
@@ -121,6 +123,7 @@ class DecodeWorker:
         self._grammars = grammars
         self._settings = settings
         self._observer = observer
+        self._on_start = on_start
         self._clock = clock
         self._generations: dict[HandoffKey, dict[int, Generation]] = {}
 
@@ -300,6 +303,7 @@ class DecodeWorker:
         except TandemError:
             self._forget(granted, call.branch)
             raise
+        self._on_start(row.sequence)
         return generation
 
     def _end_at_once(self, row: Row, verdict: StopVerdict) -> None:

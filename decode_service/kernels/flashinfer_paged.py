@@ -23,8 +23,11 @@ from shared.kv.geometry import PAGE_SIZE
 _QUERY_TILES = (16, 64, 128)
 """Query rows of its tiles: the first that takes all query heads of a KV head, or the last."""
 
-_PLAN_BYTES = 1 << 18
-"""Room for a plan: 17 bytes a tile and 8 a row, so for about 4,000 rows."""
+_LEAST_PLAN_BYTES = 1 << 18
+"""Room for a plan of up to about 4,000 rows."""
+
+_TILE_BYTES, _ROW_BYTES = 17, 8
+"""What a plan holds of a tile, and of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +52,43 @@ def make_workspace(heads: PagedHeads, *, max_rows: int, device: torch.device) ->
         max_rows: rows of one step at most.
         device: where the steps run.
     """
-    on_gpu = device.type == "cuda"
-    multiprocessors = (
-        torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
-    )
-    group = heads.num_heads // heads.num_kv_heads
-    tile = next(rows for rows in _QUERY_TILES if group <= rows or rows == _QUERY_TILES[-1])
-    # Two blocks a multiprocessor, and no fewer than its bound for rows that nothing cuts.
-    tiles = max(2 * multiprocessors // heads.num_kv_heads, -(-max_rows * group // tile) + max_rows)
+    tile = _tile(heads)
+    tiles = _most_tiles(heads, rows=max_rows, device=device)
     a_tile = tile * (heads.head_dim + 1) * torch.float32.itemsize
     # It wants zeros at first use; a megabyte is for what it aligns.
     return torch.zeros(
         heads.num_heads * tiles * a_tile + (1 << 20), dtype=torch.uint8, device=device
     )
+
+
+def plan_bytes(heads: PagedHeads, *, rows: int, device: torch.device) -> int:
+    """Room for the plan of a step: the library refuses at that step what does not fit.
+
+    Args:
+        heads: of the model.
+        rows: of the step.
+        device: where it runs.
+    """
+    tiles = _most_tiles(heads, rows=rows, device=device)
+    # Twice what it holds is more than it aligns.
+    return max(_LEAST_PLAN_BYTES, 2 * (_TILE_BYTES * tiles + _ROW_BYTES * (rows + 1)))
+
+
+def _tile(heads: PagedHeads) -> int:
+    """Query rows of a tile."""
+    group = heads.num_heads // heads.num_kv_heads
+    return next(rows for rows in _QUERY_TILES if group <= rows or rows == _QUERY_TILES[-1])
+
+
+def _most_tiles(heads: PagedHeads, *, rows: int, device: torch.device) -> int:
+    """Two blocks a multiprocessor, and no fewer than its bound for rows that nothing cuts."""
+    on_gpu = device.type == "cuda"
+    multiprocessors = (
+        torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
+    )
+    group = heads.num_heads // heads.num_kv_heads
+    uncut = -(-rows * group // _tile(heads)) + rows
+    return max(2 * multiprocessors // heads.num_kv_heads, uncut)
 
 
 class FlashInferPaged:
@@ -100,7 +127,8 @@ class FlashInferPaged:
             paged_kv_last_page_len_buffer=self._last_B,
         )
         # It would take 8 MiB on the device and on the host for every number of rows and pages.
-        plan = torch.empty(_PLAN_BYTES, dtype=torch.uint8, device=device)
+        nbytes = plan_bytes(heads, rows=rows, device=device)
+        plan = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._library.reset_workspace_buffer(workspace, plan)
 
     def plan(self, lengths_B: npt.NDArray[np.integer[Any]]) -> None:

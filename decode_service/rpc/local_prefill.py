@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Protocol
 
 import grpc.aio
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from decode_service.config import DecodeConfig
 from shared.model.weights import LoadedModel
+from shared.telemetry.admin import LOCAL_PREFILL_METRICS, metrics_response
 from shared.telemetry.certificates import Certificates
 from shared.transport.base import LocalEndpoint
 
@@ -88,3 +92,12 @@ class OpenLocalPrefill(Protocol):
             ConfigError: its own settings are wrong.
         """
         ...
+
+
+def routes_of(local: LocalPrefill | None) -> Sequence[Route]:
+    """Its pages; without an engine the same metrics page, empty: it can be scraped all the same."""
+    return (Route(LOCAL_PREFILL_METRICS, _nothing),) if local is None else local.routes
+
+
+async def _nothing(request: Request) -> Response:
+    return metrics_response(CollectorRegistry(), accept=request.headers.get("accept", ""))

@@ -51,7 +51,7 @@ SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 COPY pyproject.toml constraints.txt ./
 COPY deploy/docker/requirements.py ./
 RUN python -m venv /opt/tandem/venv \
- && python requirements.py worker gpu otel > worker.txt \
+ && python requirements.py worker gpu nixl otel > worker.txt \
  && /opt/tandem/venv/bin/pip install --no-cache-dir --constraint constraints.txt --requirement worker.txt
 
 FROM ${PYTHON_IMAGE} AS wheel

@@ -31,6 +31,8 @@ from loadtest.micro.kernel_decode import DecodeCase, DecodeShape
 from loadtest.micro.kernel_parity import relative_error, require_small
 from loadtest.micro.kernel_timing import against_memory, time_on_gpu
 from loadtest.micro.step_shapes import CASES
+from loadtest.micro.tell import tell_result
+from loadtest.script import list_of
 from shared.errors import ConfigError
 from shared.model.library_attention import why_missing
 
@@ -190,10 +192,6 @@ def _host_us(work: Callable[[], None]) -> float:
     return statistics.median(taken)
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
     parser = argparse.ArgumentParser(
@@ -203,21 +201,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
-        "--tokens", type=_sizes, default=TOKENS, help="prompts to time, as 1000,10000"
+        "--tokens", type=list_of(int), default=TOKENS, help="prompts to time, as 1000,10000"
     )
     parser.add_argument("--parts", default=",".join(PARTS), help="what is measured")
     parser.add_argument("--json", action="store_true", help="the result on one line")
     given = parser.parse_args(arguments)
-    try:
-        result = bench(
+    tell_result(
+        parser,
+        lambda: bench(
             device=torch.device(given.device),
             tokens=given.tokens,
             parts=given.parts.split(","),
             progress=told_with_time(),
-        )
-    except ConfigError as error:
-        parser.error(str(error))
-    print(json.dumps(result, indent=None if given.json else 1))
+        ),
+        as_json=given.json,
+    )
 
 
 if __name__ == "__main__":

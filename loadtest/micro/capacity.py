@@ -13,7 +13,6 @@ shared out for such prompts. Without a GPU a tiny model and a few pages show tha
 
 import argparse
 import gc
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -26,7 +25,8 @@ from loadtest.micro.capacity_fill import CapacityPlan, Requests, fill_worker
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_shapes import TINY
-from shared.errors import ConfigError, InvalidRequestError
+from loadtest.micro.tell import tell_result
+from shared.errors import ConfigError
 from shared.kv.geometry import pages_for
 from shared.model.config import ModelConfig
 from shared.model.profile import load_profile
@@ -193,8 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "max_new_tokens": given.answer,
         "keep_rate": given.keep,
     }
-    try:
-        result = bench_capacity(
+    tell_result(
+        parser,
+        lambda: bench_capacity(
             device=torch.device(given.device),
             plan=replace(
                 CapacityPlan() if given.device == "cuda" else _TINY_PLAN,
@@ -202,13 +203,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ),
             shape=given.shape,
             progress=told_with_time(),
-        )
-    except (ConfigError, InvalidRequestError) as error:
-        parser.error(str(error))
-    if given.json:
-        print(json.dumps(result))
-    else:
-        _print(result)
+        ),
+        as_json=given.json,
+        table=_print,
+    )
 
 
 if __name__ == "__main__":

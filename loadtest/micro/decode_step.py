@@ -15,7 +15,6 @@ out). Without a GPU the comparison of the tiny model alone runs, under Triton's 
 
 import argparse
 import gc
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -33,6 +32,7 @@ from loadtest.micro.step_peer import StepPeer
 from loadtest.micro.step_rows import CaseRows
 from loadtest.micro.step_shapes import CASES, TINY, StepCase
 from loadtest.micro.step_times import against_bytes, mean_growth, time_parts, time_steps
+from loadtest.micro.tell import tell_result
 from loadtest.micro.vllm_peer import VLLM, VllmPeer
 from shared.errors import ConfigError, InternalError
 from shared.model.transformer import Transformer
@@ -228,21 +228,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--peer", default=VLLM, help="vllm; empty leaves it out")
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args(arguments)
-    try:
-        result = bench_steps(
+    result = tell_result(
+        parser,
+        lambda: bench_steps(
             device=torch.device(given.device),
             only=given.only,
             repeats=given.repeats,
             progress=told_with_time(),
             peer=given.peer,
             cases=named_cases(given.shape, batch=given.batch, contexts=given.context),
-        )
-    except ConfigError as error:
-        parser.error(str(error))
-    if given.json:
-        print(json.dumps(result))
-    else:
-        _print(result)
+        ),
+        as_json=given.json,
+        table=_print,
+    )
     cases = result["cases"].values()
     if any("failed" in case or "failed" in case[VLLM] for case in cases):
         sys.exit(1)

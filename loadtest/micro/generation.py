@@ -13,7 +13,6 @@ a few steps long, under Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from loadtest.micro.generation_times import time_generations
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_shapes import TINY
+from loadtest.micro.tell import tell_result
 from shared.errors import ConfigError
 from shared.model.shapes import MODEL_SHAPES
 from shared.types.methods import PruningParams, SparsityParams
@@ -139,17 +139,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="only put results of equal runs together",
+        help="only put results of equal runs together; of the other flags it takes --json alone",
     )
     given = parser.parse_args(arguments)
-    try:
-        result = merge_files(given.merge) if given.merge else _run(given)
-    except ConfigError as error:
-        parser.error(str(error))
-    if given.json:
-        print(json.dumps(result))
-    else:
-        _print(result)
+    if given.merge and (others := _of_a_measurement(parser, arguments)):
+        parser.error(
+            f"--merge measures nothing, so {', '.join(others)} would say nothing: leave out one or "
+            "the other"
+        )
+    tell_result(
+        parser,
+        lambda: merge_files(given.merge) if given.merge else _run(given),
+        as_json=given.json,
+        table=_print,
+    )
+
+
+def _of_a_measurement(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> list[str]:
+    """Flags of a measurement that were given, be it with the value that they have anyway."""
+    unset = dict.fromkeys(("device", "shape", "batch", "prompt", "to", "generations"))
+    given = vars(parser.parse_args(arguments, argparse.Namespace(**unset)))
+    return [f"--{name}" for name in unset if given[name] is not None]
 
 
 def _run(given: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,6 @@ runs, at small sizes under Triton's interpreter (TRITON_INTERPRET=1), and no tim
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -41,6 +40,7 @@ from loadtest.micro.kernel_shapes import (
     PREFILL_SHAPES,
 )
 from loadtest.micro.kernel_timing import copy_rate
+from loadtest.micro.tell import tell_result
 from shared.errors import ConfigError
 
 _Shape = TypeVar("_Shape", DecodeShape, PrefillShape, ProductShape)
@@ -181,28 +181,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--compile", type=int, metavar="CAPABILITY", help="only compile; 90 is an H100 or H200"
     )
     given = parser.parse_args(arguments)
-    try:
-        _run(given)
-    except ConfigError as error:
-        parser.error(str(error))
-
-
-def _run(given: argparse.Namespace) -> None:
     if given.compile:
-        found = compile_kernels(given.compile)
-        plain = {name: [dataclasses.asdict(one) for one in some] for name, some in found.items()}
-        print(json.dumps(plain, indent=None if given.json else 1))
+        tell_result(parser, lambda: _compiled(given.compile), as_json=given.json)
         return
-    result = bench_kernels(
-        device=torch.device(given.device),
-        sweep=given.sweep,
-        only=given.only,
-        progress=told_with_time(),
+    tell_result(
+        parser,
+        lambda: bench_kernels(
+            device=torch.device(given.device),
+            sweep=given.sweep,
+            only=given.only,
+            progress=told_with_time(),
+        ),
+        as_json=given.json,
+        table=_print,
     )
-    if given.json:
-        print(json.dumps(result))
-    else:
-        _print(result)
+
+
+def _compiled(capability: int) -> dict[str, Any]:
+    found = compile_kernels(capability)
+    return {name: [dataclasses.asdict(one) for one in some] for name, some in found.items()}
 
 
 if __name__ == "__main__":

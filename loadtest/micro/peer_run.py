@@ -10,7 +10,6 @@ where ours do not fit beside it, `decode_step` times its cases first and ends it
 
 import argparse
 import gc
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from loadtest.micro.pass_vllm import prefill_settings
 from loadtest.micro.prefill_pass import bench_pass
 from loadtest.micro.step_peer import step_settings
 from loadtest.micro.step_shapes import CASES, StepCase
+from loadtest.micro.tell import tell_result
 from loadtest.micro.vllm_peer import VLLM, VllmPeer, VllmSettings, why_no_vllm
 from shared.errors import ConfigError
 from shared.model.shapes import MODEL_SHAPES, shape_named
@@ -119,17 +119,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--step-repeats", type=int, default=12, help="turns of each arm of steps")
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args(arguments)
-    try:
-        result = run_both(
+    result = tell_result(
+        parser,
+        lambda: run_both(
             plan_of(given),
             only=given.only,
             step_repeats=given.step_repeats,
             device=torch.device(given.device),
             progress=told_with_time(),
-        )
-    except ConfigError as error:
-        parser.error(str(error))
-    print(json.dumps(result, indent=None if given.json else 1))
+        ),
+        as_json=given.json,
+    )
     cases = result.get("decode", {"cases": {}})["cases"].values()
     lost = "failed" in result["prefill"]["peers"][VLLM]
     if lost or any("failed" in case or "failed" in case[VLLM] for case in cases):

@@ -52,13 +52,19 @@ class ContentionWork:
     """Pairs of times, alone and in company."""
 
 
-def time_contention(work: ContentionWork, *, progress: Callable[[str], None]) -> dict[Role, float]:
+def time_contention(
+    loaded: LoadedModel, work: ContentionWork, *, progress: Callable[[str], None]
+) -> dict[Role, float]:
     """Ratio of both roles' times in company to those alone, at least 1; medians.
+
+    Args:
+        loaded: the model of the work in this process; the other one loads its own.
+        work: what both compute.
+        progress: is told what happens, one line at a time.
 
     Raises:
         InternalError: the other process ended.
     """
-    loaded = _load(work)
     found = {}
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
         once = _prepared(role, loaded, work)

@@ -27,6 +27,8 @@ from loadtest.micro.models import random_on_device
 from loadtest.micro.pack_parity import capture_pack, check_packs
 from loadtest.micro.pass_arms import FULL, claa
 from loadtest.micro.pass_parity import PASS_CASES, plain_choice
+from loadtest.micro.tell import tell_result
+from loadtest.script import list_of
 from loadtest.spread import paired_ratios, spread
 from prefill_service.config import PrefillConfig
 from prefill_service.engine.batcher import PackLimits
@@ -264,14 +266,6 @@ def _crowds(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(prompts), int(tokens)) for prompts, tokens in parts)
 
 
-def _rates(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; see the module."""
     defaults = CrowdPlan()
@@ -285,10 +279,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--pack", type=_crowds, default=defaults.crowds, help="crowds, as 16x1000,64x250"
     )
-    parser.add_argument("--keep", type=_rates, default=defaults.keep, help="keep rates, as 1.0,0.2")
+    parser.add_argument(
+        "--keep", type=list_of(float), default=defaults.keep, help="keep rates, as 1.0,0.2"
+    )
     parser.add_argument(
         "--pack-tokens",
-        type=_sizes,
+        type=list_of(int),
         default=defaults.pack_tokens,
         help="most tokens of a pass, an arm each, as 4096,8192",
     )
@@ -310,18 +306,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chunk_tokens=given.chunk_tokens,
         cases=given.cases,
     )
-    try:
-        result = bench_packs(
+    tell_result(
+        parser,
+        lambda: bench_packs(
             plan,
             device=torch.device(given.device),
             progress=told_with_time(),
-        )
-    except ConfigError as error:
-        parser.error(str(error))
-    if given.json:
-        print(json.dumps(result))
-    else:
-        _print(result)
+        ),
+        as_json=given.json,
+        table=_print,
+    )
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ from loadtest.micro.pass_parts import time_pass_parts
 from loadtest.micro.pass_peer import PEER_KERNELS
 from loadtest.micro.pass_plan import KNOWN_PEERS, PassPlan, add_plan_flags, plan_of
 from loadtest.micro.pass_vllm import choose_chunks, prefill_settings, running_vllm, vllm_report
+from loadtest.micro.tell import tell_result
 from loadtest.micro.vllm_peer import VLLM, VllmPeer
 from shared.errors import ConfigError, InternalError, UnavailableError
 from shared.model.exact_attention import HeadShape
@@ -301,18 +302,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_plan_flags(parser)
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     given = parser.parse_args(arguments)
-    try:
-        result = bench_pass(
+    result = tell_result(
+        parser,
+        lambda: bench_pass(
             plan_of(given),
             device=torch.device(given.device),
             progress=told_with_time(),
-        )
-    except ConfigError as error:
-        parser.error(str(error))
-    if given.json:
-        print(json.dumps(result))
-    else:
-        _print(result)
+        ),
+        as_json=given.json,
+        table=_print,
+    )
     if "failed" in result.get("peers", {}).get(VLLM, {}):
         sys.exit(1)
 

@@ -90,7 +90,19 @@ class Surroundings:
     """Of both roles on this host."""
 
 
+def load(settings: MeasureSettings) -> LoadedModel:
+    """The model whose engines are timed, computing with as many threads as the settings say.
+
+    Raises:
+        TandemError: it cannot be had.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    return load_model(settings.model, dtype=settings.dtype, device=settings.device)
+
+
 def measure(
+    loaded: LoadedModel,
     settings: MeasureSettings,
     surroundings: Surroundings,
     *,
@@ -100,6 +112,7 @@ def measure(
     """Times prompts and steps, and joins them with what is known of the rest.
 
     Args:
+        loaded: the model, from `load`.
         settings: what is timed.
         surroundings: what was measured elsewhere.
         command: of this run.
@@ -108,9 +121,6 @@ def measure(
     Raises:
         ConfigError: a size does not fit the model.
     """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    loaded = load_model(settings.model, dtype=settings.dtype, device=settings.device)
     size = size_cache(loaded.model.geometry(), loaded.profile.pruning, kv_bytes=settings.kv_bytes)
     prompts = time_prompts(
         loaded,

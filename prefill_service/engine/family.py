@@ -54,11 +54,6 @@ class EvaluatedPrompt:
     """Score that chose `kept_N`, float32, NaN for tokens that were not ranked; None: the sequence
     was not pruned."""
 
-    @property
-    def kv_slots(self) -> int:
-        """KV entries of all layers together."""
-        return sum(int(cache.keys_NGD.shape[0]) for cache in self.layer_kv)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Variant:

@@ -6,6 +6,7 @@ from prefill_service.engine.compute import Computed
 from prefill_service.engine.engine import EngineLoad
 from prefill_service.engine.job import Failed, PrefillJob, Sealed
 from shared.telemetry.metrics import HealthMetrics, PrefillMetrics
+from shared.transport.memory_choice import MemoryChoice, note_memory
 
 _log = structlog.get_logger(__name__)
 
@@ -27,6 +28,10 @@ class MetricsRecorder:
         """Says what runs here, and with which settings, once it is known."""
         self._health.build_info.labels(role=role, model=model, version=version).set(1)
         self._health.config_info.labels(role=role, config=config).set(1)
+
+    def memory_chosen(self, choice: MemoryChoice) -> None:
+        """It was decided which memory KV waits in."""
+        note_memory(choice, self._health)
 
     def passed(self, prompts: int, tokens: int) -> None:
         """Counts a pass through the model."""

@@ -12,6 +12,10 @@ from starlette.routing import Route
 
 from shared.telemetry.http_server import HttpServer
 
+LOCAL_PREFILL_METRICS = "/metrics/prefill"
+"""Page of a decode worker's own prefill engine, whose metrics have a prefill worker's names; every
+decode worker has it, so that one scrape setting suits all."""
+
 _OK = 200
 _UNAVAILABLE = 503
 

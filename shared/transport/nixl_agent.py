@@ -368,15 +368,20 @@ class NixlAgent:
             ) from error
 
 
-def probe_agent() -> str:
-    """Starts an agent and frees it; says what was found.
+def probe_agent(memory: KvMemory | None = None) -> str:
+    """Starts an agent, registers a memory and frees both; says what was found.
+
+    Args:
+        memory: what to register; None: a page of the host's.
 
     Raises:
-        ConfigError: the library is not installed or does not work here; its code says which.
+        ConfigError: the library is not installed or does not work here, or not on this memory;
+            its code says which.
     """
-    agent = NixlAgent("probe", HostMemory(mmap.PAGESIZE))
-    asyncio.run(agent.close())
-    return f"{agent.about}, {HOST_SEGMENT}, wire fingerprint {agent.fingerprint[:12]}"
+    agent = NixlAgent("probe", HostMemory(mmap.PAGESIZE) if memory is None else memory)
+    with ThreadPoolExecutor(max_workers=1) as apart:  # the caller's thread may run a loop
+        apart.submit(asyncio.run, agent.close()).result()
+    return f"{agent.about}, {agent.memory.segment}, wire fingerprint {agent.fingerprint[:12]}"
 
 
 def treatment(memory: KvMemory) -> str:

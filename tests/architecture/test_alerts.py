@@ -26,6 +26,8 @@ WANTED = {
     "TandemTransfersFail",
     "TandemSlowTransport",
     "TandemLeasesExpire",
+    "TandemAnswersLoseTheirWorker",
+    "TandemRetryBudgetUsedUp",
     "TandemKvFull",
     "TandemKeepRateOutsideBand",
     "TandemPageRatioOutsideBand",

@@ -13,6 +13,7 @@ from deploy.settings import ROLE_NAMES, config_class
 from shared.config.loader import load_config
 from shared.errors import ConfigError
 from shared.rpc.health import LIVENESS, READINESS
+from shared.telemetry.admin import LOCAL_PREFILL_METRICS
 from tests.support.chart import (
     CHART,
     HAS_HELM,
@@ -193,7 +194,12 @@ def test_selectors_lead_to_pods_and_ports_of_the_release(documents):
         )
         (expression,) = monitor["spec"]["selector"]["matchExpressions"]
         assert set(expression["values"]) == set(ROLE_NAMES)
-        assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "admin"
+        of_role, of_local = monitor["spec"]["podMetricsEndpoints"]
+        assert of_role["port"] == of_local["port"] == "admin"
+        assert (of_role["path"], of_local["path"]) == ("/metrics", LOCAL_PREFILL_METRICS)
+        keep, rename = of_local["relabelings"]
+        assert (keep["action"], keep["regex"]) == ("keep", "decode")
+        assert rename["targetLabel"] == "instance"
 
 
 def test_kv_comes_to_decode_from_prefill_and_gateway_alone(documents):

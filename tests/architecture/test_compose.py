@@ -13,6 +13,7 @@ from deploy.settings import config_class
 from loadtest.load import __main__ as load_suite
 from shared.config.loader import LoadedConfig, load_config
 from shared.errors import ConfigError
+from shared.telemetry.admin import LOCAL_PREFILL_METRICS
 from tests.support.compose_project import (
     BASE,
     GPU,
@@ -270,7 +271,11 @@ def test_prometheus_finds_every_worker_by_an_alias():
     scrape = yaml.safe_load((ROOT / "deploy/docker/prometheus.yml").read_text(encoding="utf-8"))
     jobs = {job["job_name"]: job["dns_sd_configs"][0] for job in scrape["scrape_configs"]}
     project = project_of("4p4d-obs")
-    assert set(jobs) == {"gateway", "prefill", "decode"}
+    assert set(jobs) == {"gateway", "prefill", "decode", "local-prefill"}
+    assert jobs["local-prefill"] == jobs["decode"]
+    (local,) = [job for job in scrape["scrape_configs"] if job["job_name"] == "local-prefill"]
+    assert local["metrics_path"] == LOCAL_PREFILL_METRICS
+    assert [rule["target_label"] for rule in local["relabel_configs"]] == ["instance"]
     for service in roles(project).values():
         role = str(role_of(service))
         assert jobs[role]["port"] == DOCUMENTED_PORTS[role]["ADMIN_PORT"]

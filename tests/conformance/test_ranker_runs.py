@@ -81,7 +81,6 @@ def test_counts_and_order(
         assert cache.positions_RN.shape in {(1, slots), (2, slots)}
         assert (cache.positions_RN.diff(dim=1) > 0).all()
         assert 0 <= int(cache.positions_RN.min()) <= int(cache.positions_RN.max()) < tokens
-    assert result.kv_slots == sum(cache.keys_NGD.shape[0] for cache in result.layer_kv)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -200,6 +200,19 @@ async def test_its_metrics_stand_beside_those_of_the_worker(alone: Pool) -> None
     assert 'role="prefill"' in beside
 
 
+async def test_a_worker_without_the_engine_has_an_empty_page_in_its_place(
+    tiny_model_dir: Path, profile: Path
+) -> None:
+    async with (
+        decode_server(tiny_model_dir, profile) as server,
+        httpx.AsyncClient(base_url=f"http://{server.admin_address}") as http,
+    ):
+        page = await http.get("/metrics/prefill")
+    assert page.is_success
+    assert page.headers["content-type"].startswith("text/plain; version=")
+    assert not page.text.strip()
+
+
 async def test_a_stalled_engine_offers_nothing(tiny_model_dir: Path, profile: Path) -> None:
     async with decode_server(tiny_model_dir, profile, **READS) as server:
         local: Any = server._local

@@ -97,6 +97,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "transfer_failures_total": counter("reason"),
         "transfer_faults_total": counter("fault", "moment"),
         "engine_last_step_age_seconds": gauge(),
+        "kv_memory_fallback": gauge("reason"),
     },
     "decode": EVERY_ROLE
     | {
@@ -112,6 +113,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "delta_page_ratio": histogram(SHARE),
         "delta_refresh_total": counter(),
         "preemptions_total": counter(),
+        "rows_by_torch_total": counter("reason"),
         "kv_lease_expired_total": counter(),
         "transport_info": gauge("transport"),
         "transport_rejected": gauge("transport", "reason"),
@@ -121,6 +123,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "drift_checks_total": counter(),
         "drift_alarms_total": counter(),
         "engine_last_step_age_seconds": gauge(),
+        "kv_memory_fallback": gauge("reason"),
     },
 }
 """By role, without the prefix `tandem_`; names as Prometheus shows them."""

@@ -1,6 +1,7 @@
 """Which rows the kernels serve, and what they must know of one."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from decode_service.engine.sequence import Sequence
 from decode_service.sparsity.base import LayerRole
@@ -11,6 +12,15 @@ from shared.types.methods import PageHeads, SparsityParams
 
 EVERY_PAGE = 1 << 30
 """Budget of a row that reads everything."""
+
+
+class LeftOut(Enum):
+    """Why no kernel serves a row; a metric label."""
+
+    POLICY = "policy"
+    """Its policy, or what it asks of delta: a choice a KV head, reuse, or a mass."""
+    KV_SELECT_HEAD = "kv_select_head"
+    """Its KV heads hold other tokens each, and delta's kernels choose for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +37,22 @@ class RowPlan:
     """Choose even where the budget covers every page."""
 
 
+def left_out(row: Sequence) -> LeftOut | None:
+    """Why no kernel does what a row's policy or its layouts ask; None where kernels do."""
+    if isinstance(row.policy, DensePolicy):
+        return None
+    if not isinstance(row.policy, DeltaPolicy) or not _chooses_pages_once(row.policy.params):
+        return LeftOut.POLICY
+    if any(layout.kind is PositionKind.PER_HEAD for layout in row.prompt.layouts):
+        return LeftOut.KV_SELECT_HEAD
+    return None
+
+
 def plan_of(row: Sequence) -> RowPlan | None:
-    """The plan of a row, or None where no kernel does what its policy or its layouts ask."""
+    """The plan of a row, or None where it is left out."""
     if isinstance(row.policy, DensePolicy):
         return RowPlan(roles=None, budget=EVERY_PAGE, recency=1, forced=False)
-    if not isinstance(row.policy, DeltaPolicy) or not _chooses_pages_once(row.policy.params):
-        return None
-    if any(layout.kind is PositionKind.PER_HEAD for layout in row.prompt.layouts):
+    if not isinstance(row.policy, DeltaPolicy) or left_out(row) is not None:
         return None
     return RowPlan(
         roles=row.row_policy.roles,

@@ -12,63 +12,99 @@ import pytest
 
 from shared.transport.fault_plan import Fault, FaultKind, Moment
 from shared.types.handoff import HandoffState
-from tests.support.gates import GatedBlocks, GatedSteps
-from tests.support.pools import Pool, after_the_canary, running_pool
+from tests.support.gates import GatedBlocks
+from tests.support.one_transport import (
+    OVER_GRPC,
+    OVER_NIXL,
+    Way,
+    gated_steps,
+    lanes,
+    slots,
+    states,
+)
+from tests.support.pools import after_the_canary, running_pool
 from tests.support.role_child import role_beside, role_child
+from tests.support.transfer_parts import needs_nixl
 from tests.support.waiting import until
 
 LONG_S = 600.0
 """A delay that a kill ends."""
 
 
-def states(pool: Pool) -> list[HandoffState]:
-    """Of the handoffs on all decode workers of this process."""
-    tables = [decode.core.worker.table for decode in pool.decodes]
-    return [held.machine.state for table in tables for held in table._live.values()]
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def gated_steps(pool: Pool) -> GatedSteps:
-    """Puts a gate into the only decode worker of this process."""
-    engine = pool.decodes[0].core.worker.engine
-    steps = GatedSteps(engine._runner)
-    engine._runner = steps
-    return steps
+def over_nixl(*values: Any, slowly: bool = False) -> Any:
+    marks = [needs_nixl, *([pytest.mark.slow] if slowly else [])]
+    return pytest.param(OVER_NIXL, *values, marks=marks)
 
 
 @pytest.mark.parametrize(
-    ("moment", "state"),
+    ("way", "moment", "state", "barred"),
     [
-        pytest.param(Moment.HELLO, HandoffState.RESERVED, marks=pytest.mark.slow),
-        (Moment.MIDDLE, HandoffState.STREAMING),
-        pytest.param(Moment.SEAL, HandoffState.STREAMING, marks=pytest.mark.slow),
-        pytest.param(Moment.ACK, HandoffState.SEALED, marks=pytest.mark.slow),
+        slow(OVER_GRPC, Moment.HELLO, HandoffState.RESERVED, 0),
+        (OVER_GRPC, Moment.MIDDLE, HandoffState.STREAMING, 0),
+        slow(OVER_GRPC, Moment.SEAL, HandoffState.STREAMING, 0),
+        slow(OVER_GRPC, Moment.ACK, HandoffState.SEALED, 0),
+        over_nixl(Moment.HELLO, HandoffState.RESERVED, 0, slowly=True),
+        over_nixl(Moment.GRANT, HandoffState.STREAMING, 1, slowly=True),
+        over_nixl(Moment.FIRST, HandoffState.STREAMING, 1, slowly=True),
+        over_nixl(Moment.MIDDLE, HandoffState.STREAMING, 1),
+        over_nixl(Moment.LAST, HandoffState.STREAMING, 1, slowly=True),
+        over_nixl(Moment.SEAL, HandoffState.STREAMING, 1),
+        over_nixl(Moment.ACK, HandoffState.SEALED, 0, slowly=True),
     ],
     ids=str,
 )
 async def test_prefill_before_its_commit(
-    tiny_model_dir: Path, profile: Path, children: Any, moment: Moment, state: HandoffState
+    tiny_model_dir: Path,
+    profile: Path,
+    children: Any,
+    way: Way,
+    moment: Moment,
+    *,
+    state: HandoffState,
+    barred: int,
 ) -> None:
-    """Row "P dies before seal": another one computes it again, from the token that was shown."""
+    """Row "P dies before seal": another one computes it again, from the token that was shown.
+
+    Over NIXL the slot of a writer that vanished is barred, and the next attempt gets another one.
+    """
     stuck = after_the_canary(Fault(kind=FaultKind.DELAY, moment=moment, delay_s=LONG_S))
-    ways = {"model": str(tiny_model_dir), "profile": str(profile), "faults": stuck}
+    ways = {"model": str(tiny_model_dir), "profile": str(profile), "faults": stuck, **way.settings}
     with role_child(children, "prefill", **ways) as victim:
-        async with running_pool(tiny_model_dir, profile, more_prefills=(victim.address,)) as pool:
+        async with way.pool(tiny_model_dir, profile, more_prefills=(victim.address,)) as pool:
+            table = pool.decodes[0].core.worker.table
             with pool.avoided("prefill", victim.address):
                 right = await pool.ask()
+            granted = slots(pool)
             with pool.avoided("prefill", pool.prefills[0].app.address):
                 asked = asyncio.create_task(pool.ask())
-                await until(lambda: states(pool) == [state])
+                await until(lambda: states(pool) == [state] and lanes(pool) == barred)
+                assert table.num_quarantined == 0
                 victim.kill()
+                await until(lambda: states(pool) != [state])
+                assert table.num_quarantined == barred, "nobody knows when its last write lands"
                 answer = await asked
             assert (answer.text, answer.error) == (right.text, None)
             assert "attempt 2" in answer.report["route"]
+            if barred:
+                assert granted[1] != granted[0]
+            await until(lambda: table.idle)
 
 
-async def test_prefill_after_its_commit(tiny_model_dir: Path, profile: Path, children: Any) -> None:
-    """Row "P dies after commit": the KV is adopted, and nobody needs its sender any more."""
-    ways = {"model": str(tiny_model_dir), "profile": str(profile)}
+@pytest.mark.parametrize("way", [OVER_GRPC, over_nixl()], ids=str)
+async def test_prefill_after_its_commit(
+    tiny_model_dir: Path, profile: Path, children: Any, way: Way
+) -> None:
+    """Row "P dies after commit": the KV is adopted, and nobody needs its sender any more.
+
+    It has nothing left to write, so that no slot waits for it.
+    """
+    ways = {"model": str(tiny_model_dir), "profile": str(profile), **way.settings}
     with role_child(children, "prefill", **ways) as victim:
-        async with running_pool(tiny_model_dir, profile, more_prefills=(victim.address,)) as pool:
+        async with way.pool(tiny_model_dir, profile, more_prefills=(victim.address,)) as pool:
             with pool.avoided("prefill", victim.address):
                 right = await pool.ask()
             steps = gated_steps(pool)
@@ -78,6 +114,7 @@ async def test_prefill_after_its_commit(tiny_model_dir: Path, profile: Path, chi
                 await until(lambda: steps.gate.reached)
                 victim.kill()
                 await until(lambda: not victim.alive)
+                assert pool.decodes[0].core.worker.table.num_quarantined == 0
                 steps.gate.open_for_good()
                 answer = await asked
             assert (answer.text, answer.error) == (right.text, None)
@@ -85,23 +122,27 @@ async def test_prefill_after_its_commit(tiny_model_dir: Path, profile: Path, chi
 
 
 @pytest.mark.parametrize(
-    "moment",
+    ("way", "moment"),
     [
-        Moment.MIDDLE,
-        *(
-            pytest.param(moment, marks=pytest.mark.slow)
-            for moment in (Moment.HELLO, Moment.SEAL, Moment.ACK)
-        ),
+        (OVER_GRPC, Moment.MIDDLE),
+        *(slow(OVER_GRPC, moment) for moment in (Moment.HELLO, Moment.SEAL, Moment.ACK)),
+        over_nixl(Moment.HELLO, slowly=True),
+        over_nixl(Moment.GRANT, slowly=True),
+        over_nixl(Moment.FIRST, slowly=True),
+        over_nixl(Moment.MIDDLE),
+        over_nixl(Moment.LAST, slowly=True),
+        over_nixl(Moment.SEAL, slowly=True),
+        over_nixl(Moment.ACK, slowly=True),
     ],
     ids=str,
 )
 async def test_decode_before_it_has_the_kv(
-    tiny_model_dir: Path, profile: Path, children: Any, moment: Moment
+    tiny_model_dir: Path, profile: Path, children: Any, way: Way, moment: Moment
 ) -> None:
     """Row "D refuses / dies before commit": the next one gets the KV, and nothing is recomputed."""
-    ways = {"model": str(tiny_model_dir), "profile": str(profile)}
+    ways = {"model": str(tiny_model_dir), "profile": str(profile), **way.settings}
     with role_child(children, "decode", **ways) as victim:
-        async with running_pool(tiny_model_dir, profile, more_decodes=(victim.address,)) as pool:
+        async with way.pool(tiny_model_dir, profile, more_decodes=(victim.address,)) as pool:
             with pool.avoided("decode", victim.address):
                 right = await pool.ask()
             await pool.acquaint(victim.address)

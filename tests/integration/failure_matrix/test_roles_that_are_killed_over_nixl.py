@@ -1,4 +1,4 @@
-"""SIGKILL of each role at each state of a handoff whose bytes go by NIXL, on host memory.
+"""SIGKILL of roles whose bytes go by NIXL, on host memory, where that differs from other ways.
 
 Nobody but a writer knows when its last write lands. So the slot of one that vanished is nobody
 else's until it cannot write any more, and everybody else's work goes on meanwhile.
@@ -6,23 +6,19 @@ else's until it cannot write any more, and everybody else's work goes on meanwhi
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from decode_service.engine.handoffs import Reservation
 from prefill_service.engine.sender import Delivery
 from shared.transport.base import TransferStats
 from shared.transport.fault_plan import Fault, FaultKind, Moment
-from shared.transport.nixl import STAGED_CHUNKS, NixlTransport
-from shared.transport.nixl_receiver import NixlReceiver
 from shared.types.handoff import HandoffState
-from tests.support.gates import GatedSteps
-from tests.support.pools import Pool, after_the_canary, running_pool
+from tests.support.one_transport import NIXL, nixl_pool, states
+from tests.support.pools import after_the_canary
 from tests.support.role_child import role_beside, role_child
 from tests.support.transfer_parts import needs_nixl
 from tests.support.waiting import until
@@ -31,189 +27,7 @@ pytestmark = needs_nixl
 
 LONG_S = 600.0
 """A delay that a kill ends."""
-NIXL: dict[str, Any] = {"require_transport": "nixl"}
-BARRED = NIXL | {"quarantine_s": 2.0}
-"""So short that a test can wait for it, and so long that an answer fits in."""
 ROUNDS = 3
-
-
-@asynccontextmanager
-async def nixl_pool(model_dir: Path, profile: Path, **settings: Any) -> AsyncIterator[Pool]:
-    """Workers of this process that have no other transport; no lane or staged chunk is left."""
-    async with running_pool(model_dir, profile, prefill=NIXL, decode=BARRED, **settings) as pool:
-        yield pool
-        await pool.nothing_left()
-        for receiver in receivers(pool):
-            await until(lambda receiver=receiver: receiver.num_lanes == 0)  # type: ignore[misc]
-        for transport in senders(pool):
-            agent = transport.agent
-            assert sorted(agent._slots) == list(range(STAGED_CHUNKS))
-            assert not agent._hung
-            live = {decode.address for decode in pool.decodes}
-            known = transport._attached
-            await until(lambda known=known, live=live: known.keys() <= live)  # type: ignore[misc]
-
-
-def receivers(pool: Pool) -> list[NixlReceiver]:
-    """Of all decode workers of this process."""
-    landings = [decode._landing for decode in pool.decodes]
-    found = [landing.chosen.opened["nixl"] for landing in landings if landing is not None]
-    return [receiver for receiver in found if receiver is not None]
-
-
-def senders(pool: Pool) -> list[NixlTransport]:
-    """Of all prefill workers of this process, without what breaks them."""
-    found = []
-    for prefill in pool.prefills:
-        parts = prefill.app._parts
-        assert parts is not None
-        transport: Any = parts.lanes.chosen.opened["nixl"]
-        while not isinstance(transport, NixlTransport):
-            transport = transport._inner
-        found.append(transport)
-    return found
-
-
-def states(pool: Pool) -> list[HandoffState]:
-    """Of the handoffs on all decode workers of this process."""
-    tables = [decode.core.worker.table for decode in pool.decodes]
-    return [held.machine.state for table in tables for held in table._live.values()]
-
-
-def lanes(pool: Pool) -> int:
-    """How many handoffs have an open lane; canaries have rooms of their own."""
-    tables = [decode.core.worker.table for decode in pool.decodes]
-    held = {(h.lease.slot, h.lease.generation) for table in tables for h in table._live.values()}
-    open_for = [
-        (lane._slot, lane._generation)
-        for receiver in receivers(pool)
-        for lane in receiver._lanes.values()
-    ]
-    return len(held.intersection(open_for))
-
-
-def slots(pool: Pool) -> list[int]:
-    """Of the grants of the only decode worker of this process, from now on."""
-    granted: list[int] = []
-    worker = pool.decodes[0].core.worker
-    reserve = worker.reserve
-
-    def noted(spec: Any) -> Any:
-        answer = reserve(spec)
-        assert isinstance(answer, Reservation), "there is room"
-        granted.append(answer.lease.slot)
-        return answer
-
-    worker.reserve = noted  # type: ignore[method-assign]
-    return granted
-
-
-def slow(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(
-    ("moment", "state", "barred"),
-    [
-        slow(Moment.HELLO, HandoffState.RESERVED, 0),
-        slow(Moment.GRANT, HandoffState.STREAMING, 1),
-        slow(Moment.FIRST, HandoffState.STREAMING, 1),
-        (Moment.MIDDLE, HandoffState.STREAMING, 1),
-        slow(Moment.LAST, HandoffState.STREAMING, 1),
-        (Moment.SEAL, HandoffState.STREAMING, 1),
-        slow(Moment.ACK, HandoffState.SEALED, 0),
-    ],
-    ids=str,
-)
-async def test_a_prefill_worker_before_its_commit(
-    tiny_model_dir: Path,
-    profile: Path,
-    children: Any,
-    moment: Moment,
-    state: HandoffState,
-    barred: int,
-) -> None:
-    """Row "P dies before seal": its slot is barred, the next attempt gets another one."""
-    stuck = after_the_canary(Fault(kind=FaultKind.DELAY, moment=moment, delay_s=LONG_S))
-    ways = {"model": str(tiny_model_dir), "profile": str(profile), "faults": stuck} | NIXL
-    with role_child(children, "prefill", **ways) as victim:
-        async with nixl_pool(tiny_model_dir, profile, more_prefills=(victim.address,)) as pool:
-            table = pool.decodes[0].core.worker.table
-            with pool.avoided("prefill", victim.address):
-                right = await pool.ask()
-            granted = slots(pool)
-            with pool.avoided("prefill", pool.prefills[0].app.address):
-                asked = asyncio.create_task(pool.ask())
-                await until(lambda: states(pool) == [state] and lanes(pool) == barred)
-                assert table.num_quarantined == 0
-                victim.kill()
-                await until(lambda: states(pool) != [state])
-                assert table.num_quarantined == barred, "nobody knows when its last write lands"
-                answer = await asked
-            assert (answer.text, answer.error) == (right.text, None)
-            assert "attempt 2" in answer.report["route"]
-            if barred:
-                assert granted[1] != granted[0]
-            await until(lambda: table.idle)
-
-
-async def test_a_prefill_worker_after_its_commit(
-    tiny_model_dir: Path, profile: Path, children: Any
-) -> None:
-    """Row "P dies after commit": it has nothing left to write, so that no slot waits for it."""
-    ways = {"model": str(tiny_model_dir), "profile": str(profile)} | NIXL
-    with role_child(children, "prefill", **ways) as victim:
-        async with nixl_pool(tiny_model_dir, profile, more_prefills=(victim.address,)) as pool:
-            with pool.avoided("prefill", victim.address):
-                right = await pool.ask()
-            engine = pool.decodes[0].core.worker.engine
-            steps = GatedSteps(engine._runner)
-            engine._runner = steps
-            steps.gate.arm(3)
-            with pool.avoided("prefill", pool.prefills[0].app.address):
-                asked = asyncio.create_task(pool.ask())
-                await until(lambda: steps.gate.reached)
-                victim.kill()
-                await until(lambda: not victim.alive)
-                assert pool.decodes[0].core.worker.table.num_quarantined == 0
-                steps.gate.open_for_good()
-                answer = await asked
-            assert (answer.text, answer.error) == (right.text, None)
-            assert "attempt 1" in answer.report["route"]
-
-
-@pytest.mark.parametrize(
-    "moment",
-    [
-        slow(Moment.HELLO),
-        slow(Moment.GRANT),
-        slow(Moment.FIRST),
-        Moment.MIDDLE,
-        slow(Moment.LAST),
-        slow(Moment.SEAL),
-        slow(Moment.ACK),
-    ],
-    ids=str,
-)
-async def test_a_decode_worker_before_it_has_the_kv(
-    tiny_model_dir: Path, profile: Path, children: Any, moment: Moment
-) -> None:
-    """Row "D refuses / dies before commit": the writes end, and the next one gets the KV."""
-    ways = {"model": str(tiny_model_dir), "profile": str(profile)} | NIXL
-    with role_child(children, "decode", **ways) as victim:
-        async with nixl_pool(tiny_model_dir, profile, more_decodes=(victim.address,)) as pool:
-            with pool.avoided("decode", victim.address):
-                right = await pool.ask()
-            await pool.acquaint(victim.address)
-            runner = pool.prefills[0].runner
-            pool.orders.waiting = [Fault(kind=FaultKind.DELAY, moment=moment, delay_s=0.05)]
-            pool.orders.then = lambda _fault: victim.kill()
-            runs = runner.runs
-            with pool.avoided("decode", pool.decodes[0].address):
-                answer = await pool.ask()
-            assert [fault.moment for fault in pool.orders.made] == [moment]
-            assert (answer.text, answer.error) == (right.text, None)
-            assert runner.runs == runs + 1
 
 
 async def test_a_decode_worker_that_has_the_kv_and_was_not_asked_for_tokens(

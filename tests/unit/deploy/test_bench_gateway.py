@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from deploy.bench_gateway import command_line, parse_counts, run_gateway
+from deploy.bench_gateway import command_line, run_gateway
 from loadtest.gateway_cost.run import GatewayCost
 from loadtest.gateway_cost.settings import CostSettings
-from shared.errors import ConfigError
 
 
 def spread(middle: float) -> dict[str, float]:
@@ -82,12 +81,6 @@ def test_tables_say_what_was_measured(
         "commit 0123456789ab with uncommitted changes",
     ):
         assert expected in shown
-
-
-def test_counts_are_a_list() -> None:
-    assert parse_counts("1,4") == (1, 4)
-    with pytest.raises(ConfigError, match="1,4"):
-        parse_counts("1;4")
 
 
 def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from deploy import bench_transfer
-from deploy.bench_transfer import parse_sizes, run_transfer
+from deploy.bench_transfer import run_transfer
 from deploy.launch import ALLOCATOR_VARIABLES
 from loadtest.micro import transfer
 from shared.config.exit_codes import ExitCode, exit_code_for
@@ -56,9 +56,3 @@ def test_a_benchmark_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(bench_transfer, "_MODULE", "loadtest.micro.no_such_benchmark")
     with pytest.raises(TransportError, match="No module named"):
         run_transfer(sizes=[1], transports=[], repeats=1, as_json=True)
-
-
-def test_sizes_are_whole_numbers() -> None:
-    assert parse_sizes("8,64") == [8, 64]
-    with pytest.raises(ConfigError, match="--sizes"):
-        parse_sizes("8,large")

@@ -4,10 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy import cli
-from deploy.bench import parse_rates
 from deploy.chat import summary
-from deploy.cli_inspect import parse_layers
 from deploy.demo import check_answers
+from deploy.lists import names_in, numbers_in
 from deploy.rest_client import Answer
 from shared.config.secrets import mask_secret
 from shared.errors import ConfigError, InternalError
@@ -70,12 +69,16 @@ def test_texts_without_a_secret_stay(text, masked):
 
 
 def test_lists_of_numbers():
-    assert parse_layers("0,1,2") == (0, 1, 2)
-    assert parse_rates("0.2,1.0") == [0.2, 1.0]
-    with pytest.raises(ConfigError):
-        parse_layers("0,x")
-    with pytest.raises(ConfigError):
-        parse_rates("many")
+    assert numbers_in("0,1,2", flag="--to", kind=int, like="1,4") == (0, 1, 2)
+    assert numbers_in("0.2,1.0", flag="--keep", kind=float, like="0.2") == (0.2, 1.0)
+    for text in ("0,x", "many", "1;4", "", "8,large", "1k"):
+        with pytest.raises(ConfigError, match=f"--to cannot be '{text}': .* like 1,4"):
+            numbers_in(text, flag="--to", kind=int, like="1,4")
+
+
+def test_lists_of_names():
+    assert names_in("claa, fastkv") == ("claa", "fastkv")
+    assert names_in("") == ()
 
 
 def answer(*, text="yes", kept=10, prompt=100):

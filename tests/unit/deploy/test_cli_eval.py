@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy import cli
-from deploy.cli_eval import parse_names, parse_numbers, parse_protocols
+from deploy.cli_eval import parse_protocols
 from loadtest.facts import Run
 from loadtest.quality.store import FILE_NAME, ResultStore, Trial, read_facts
 from loadtest.sparsity.records import open_store as open_page_store
@@ -52,10 +52,7 @@ def test_a_missing_matplotlib_is_said_before_anything_runs(tiny_model_dir, tmp_p
     assert not (tmp_path / FILE_NAME).exists()
 
 
-def test_lists_are_read():
-    assert parse_names("claa, fastkv") == ("claa", "fastkv")
-    assert parse_names("") == ()
-    assert parse_numbers("1,2", flag="--lengths", kind=int) == (1, 2)
+def test_protocols_are_read():
     assert parse_protocols("both") == ("included", "excluded")
 
 

@@ -13,8 +13,12 @@ from typer.testing import CliRunner
 
 from deploy import cli, plan_measure
 from deploy.plan_measure import pair_overheads
+from loadtest.micro.plan_contention import Role
 from loadtest.micro.transfer import MIB
 from loadtest.plan.cluster import Split
+from loadtest.plan.measure import MeasureSettings
+from loadtest.plan.measure import load as load_model
+from loadtest.plan.profile import Contention
 from loadtest.plan.profile_file import read_profile, write_profile
 from shared.errors import ConfigError, TransportError
 from tests.support.plan_parts import made_profile
@@ -175,7 +179,21 @@ def test_a_server_that_tells_no_phases_is_refused(pair_url: str):
 def test_measure_writes_a_profile_that_plan_reads(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """One model serves both measurements of this process."""
     asked: dict[str, Any] = {}
+    loads: list[Any] = []
+
+    def contention(loaded: Any, _work: Any, *, progress: Any) -> dict[Role, float]:
+        assert loads == [loaded]
+        progress("compared")
+        return {Role.PREFILL: 1.5, Role.DECODE: 1.25}
+
+    def load(settings: MeasureSettings) -> Any:
+        loads.append(load_model(settings))
+        return loads[-1]
+
+    monkeypatch.setattr(plan_measure, "load", load)
+    monkeypatch.setattr(plan_measure, "time_contention", contention)
 
     def transfers(**given: Any) -> dict[str, Any]:
         asked.update(given)
@@ -186,11 +204,13 @@ def test_measure_writes_a_profile_that_plan_reads(
     out = tmp_path / "tiny.json"
     flags = ["measure", "--model", str(tiny_model_dir), "--tokens", "32,96", "--batches", "2",
              "--contexts", "24,96", "--max-batch", "2", "--transfers", "1,4", "--repeats", "1",
-             "--kv-bytes", str(4 * MIB), "--out", str(out)]  # fmt: skip
+             "--kv-bytes", str(4 * MIB), "--same-host", "--out", str(out)]  # fmt: skip
     assert "4 prompts, 8 decode steps, 2 transfers over grpc" in run(*flags)
     assert asked["sizes"] == (1, 4)
     profile = read_profile(out)
     assert profile.transfer[1].seconds == pytest.approx(4 * MIB / 1e9)
     assert profile.origin["command"]
+    assert profile.contention == Contention(prefill=1.5, decode=1.25)
+    assert len(loads) == 1
     with pytest.raises(TransportError, match="nixl was not measured: its package is absent"):
         run(*flags, "--transport", "nixl")

@@ -27,13 +27,11 @@ def test_a_reservation_covers_both_groups() -> None:
 def test_a_reservation_that_does_not_fit_takes_nothing(front: int, rest: int) -> None:
     cache = new_cache()
     assert cache.reserve(front_tokens=front, rest_tokens=rest) is None
-    assert not cache.could_fit(front_tokens=front, rest_tokens=rest)
     cache.check_idle()
 
 
 def test_an_exact_fit_fits() -> None:
     cache = new_cache()
-    assert cache.could_fit(front_tokens=192, rest_tokens=128)
     pages = cache.reserve(front_tokens=192, rest_tokens=128)
     assert pages is not None
     assert cache.reserve(front_tokens=1, rest_tokens=1) is None

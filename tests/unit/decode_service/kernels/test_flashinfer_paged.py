@@ -64,3 +64,22 @@ def test_pieces_of_many_rows_find_room(heads, kv_heads, rows, tiles, tile):
     of = PagedHeads(num_heads=heads, num_kv_heads=kv_heads, head_dim=128, dtype=torch.bfloat16)
     room = make_workspace(of, max_rows=rows, device=DEVICE).numel()
     assert room == heads * tiles * tile * (128 + 1) * 4 + (1 << 20)
+
+
+@pytest.mark.parametrize("rows", [1, 4_000, 20_000])
+def test_the_plan_of_a_step_finds_room_however_many_rows_it_has(monkeypatch, rows):
+    """17 bytes a tile (of 16 query rows, one a KV head here, and one a row) and 8 a row."""
+    given = []
+
+    class Noted(libraries.BatchDecodeWithPagedKVCacheWrapper):
+        def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer):
+            given.append(int_workspace_buffer.numel())
+            super().reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+
+    libraries.install(monkeypatch, flashinfer={"BatchDecodeWithPagedKVCacheWrapper": Noted})
+    workspace = torch.zeros(1, dtype=torch.uint8)
+    FlashInferPaged(HEADS, rows=rows, width=2, workspace=workspace)
+    (room,) = given
+    tiles = -(-rows * 3 // 16) + rows
+    assert room > 17 * tiles + 8 * (rows + 1)
+    assert room <= max(1 << 18, 64 * rows)

@@ -211,6 +211,7 @@ def test_bad_flags_say_what_is_wrong(capsys: pytest.CaptureFixture[str]):
         (["--device", "cpu", "--shape", "gpt"], "no model shape 'gpt'"),
         (["--device", "cpu", "--generations", "0"], "0 generations"),
         (["--merge", "/nowhere.json"], "cannot be read"),
+        (["--merge", "a", "--to", "9", "--device", "cuda"], "so --device, --to would say nothing"),
     ):
         with pytest.raises(SystemExit):
             generation.main(flags)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loadtest.micro.plan_contention import ContentionWork, Role, time_contention
 from loadtest.micro.transfer import MIB
-from loadtest.plan.measure import MeasureSettings, Surroundings, _rule, measure
+from loadtest.plan.measure import MeasureSettings, Surroundings, _rule, load, measure
 from loadtest.plan.profile import Contention, MeasuredProfile, Overheads
 from loadtest.plan.profile_file import read_profile, write_profile
 from shared.errors import ConfigError
@@ -34,6 +34,7 @@ def measured(chosen: MeasureSettings) -> MeasuredProfile:
         contention=Contention(prefill=1.25),
     )
     return measure(
+        load(chosen),
         chosen,
         surroundings,
         command="tandem plan measure",
@@ -79,7 +80,8 @@ def test_each_role_is_timed_beside_the_other_in_a_process_of_its_own(tiny_model_
         model=str(tiny_model_dir), device="cpu", dtype="float32", threads=1, tokens=64, batch=2,
         context=64, kv_bytes=4 * MIB, repeats=1,
     )  # fmt: skip
-    found = time_contention(work, progress=lines.append)
+    loaded = load(settings(tiny_model_dir))
+    found = time_contention(loaded, work, progress=lines.append)
     assert set(found) == {Role.PREFILL, Role.DECODE}
     assert all(1 <= ratio < 1_000 for ratio in found.values())
     assert lines[0].startswith("prefill beside decode: ")

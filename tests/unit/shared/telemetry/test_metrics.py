@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from shared.telemetry.buckets import TTFT_BUCKETS
 from shared.telemetry.metrics import (
-    TTFT_BUCKETS,
     BuildMetrics,
     DecodeMetrics,
     GatewayMetrics,
@@ -85,6 +85,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "delta_refresh",
         "handoff_tokens_refused",
         "preemptions",
+        "rows_by_torch",
         "kv_page_tokens",
         "sparse_mass",
         "drift_checks",
@@ -94,7 +95,12 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
     },
     BuildMetrics: {"build_info", "config_info"},
     HandoffFailureMetrics: {"transfer_failures", "transport_info", "transport_rejected"},
-    HealthMetrics: {"build_info", "config_info", "engine_last_step_age_seconds"},
+    HealthMetrics: {
+        "build_info",
+        "config_info",
+        "engine_last_step_age_seconds",
+        "kv_memory_fallback",
+    },
 }
 
 ALLOWED_LABELS = {
