@@ -1,0 +1,135 @@
+"""Whether a pair on these devices answers as a slow one on the CPU does: both run side by side."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.config import FREE_PORTS, UpConfig
+from deploy.pair_settings import PairSizes, pair_tables, write_tables
+from deploy.started_pair import PairStarter
+from loadtest.pair.agreement import LEVEL, compare, verdict
+from loadtest.pair.parity import Answer, ParityPlan, ask_all
+from shared.model.config import ModelConfig
+
+_SLOW, _FAST = "slow", "parity"
+_SLOW_DTYPE, _SLOW_TRANSPORT = "float32", "grpc"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityRequest:
+    """What is compared, and where."""
+
+    model: str
+    """Catalog name or folder."""
+    arms: tuple[str, ...]
+    """Names of arms."""
+    out: Path
+    """Folder of the settings."""
+    dtype: str
+    """Weights and KV of the pair in question; those of the slow one are float32."""
+    transports: tuple[str, ...]
+    """Its transports, best first."""
+    prefill_gpus: tuple[int, ...]
+    """GPU of its prefill worker; empty: the CPU."""
+    decode_gpus: tuple[int, ...]
+    """GPU of its decode worker; empty: the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    answers: list[Answer]
+    seconds: float
+    """First request sent to last answer complete."""
+
+
+class ParityRun:
+    """Starts two pairs, asks both for the same answers and compares them.
+
+    Each is asked as soon as it is up and ended as soon as it has answered, so the comparison takes
+    as long as the longer one.
+
+    Args:
+        request: what is compared.
+        config: shape of its model.
+        starter: starts pairs.
+        tell: takes one line about what happens now.
+    """
+
+    def __init__(
+        self,
+        request: ParityRequest,
+        *,
+        config: ModelConfig,
+        starter: PairStarter,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._request = request
+        self._config = config
+        self._starter = starter
+        self._tell = tell
+        self._plan = ParityPlan.within(config.max_position, arms=request.arms)
+
+    async def run(self) -> dict[str, Any]:
+        """What the answers come to, JSON-ready.
+
+        Raises:
+            TandemError: a pair did not start, or a request failed.
+        """
+        request = self._request
+        slow = dataclasses.replace(FREE_PORTS, model=request.model)
+        fast = dataclasses.replace(
+            slow, prefill_gpus=request.prefill_gpus, decode_gpus=request.decode_gpus
+        )
+        right = self._asked(slow, _SLOW, dtype=_SLOW_DTYPE, transports=(_SLOW_TRANSPORT,))
+        other = self._asked(fast, _FAST, dtype=request.dtype, transports=request.transports)
+        wanted, given = await _both(right, other)
+        found = compare(wanted.answers, given.answers, level=LEVEL[request.dtype])
+        for arm, each in found["arms"].items():
+            self._tell(verdict(arm, each))
+        return {
+            "model": request.model,
+            "dtype": request.dtype,
+            "devices": {
+                "prefill": _device(request.prefill_gpus),
+                "decode": _device(request.decode_gpus),
+            },
+            "seconds": {_SLOW: wanted.seconds, _FAST: given.seconds},
+            **found,
+        }
+
+    async def _asked(
+        self, up: UpConfig, name: str, *, dtype: str, transports: tuple[str, ...]
+    ) -> _Asked:
+        plan = self._plan
+        sizes = PairSizes(longest=plan.characters + plan.new_tokens, at_once=1)
+        tables = pair_tables(self._config, sizes, dtype=dtype, transports=transports)
+        file = write_tables(tables, self._request.out / f"{name}-settings.toml")
+        async with self._starter.running(up, file, name=name) as endpoints:
+            began = time.monotonic()
+            answers = await asyncio.to_thread(
+                ask_all,
+                plan,
+                endpoints.gateway.grpc,
+                progress=lambda text: self._tell(f"{name}: {text}"),
+            )
+            return _Asked(answers=answers, seconds=time.monotonic() - began)
+
+
+async def _both(
+    right: Coroutine[Any, Any, _Asked], other: Coroutine[Any, Any, _Asked]
+) -> tuple[_Asked, _Asked]:
+    """Both results; where one fails, the other's pair is ended first."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            wanted, given = group.create_task(right), group.create_task(other)
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from several
+    return wanted.result(), given.result()
+
+
+def _device(gpus: tuple[int, ...]) -> str:
+    return f"cuda:{gpus[0]}" if gpus else "cpu"
