@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -10,13 +11,17 @@ from typing import Any
 
 from deploy.config import FREE_PORTS, UpConfig
 from deploy.pair_settings import PairSizes, pair_tables, write_tables
+from deploy.settings import load_role
 from deploy.started_pair import PairStarter
 from loadtest.pair.agreement import LEVEL, compare, verdict
 from loadtest.pair.parity import Answer, ParityPlan, ask_all
+from shared.errors import ConfigError
 from shared.model.config import ModelConfig
 
 _SLOW, _FAST = "slow", "parity"
 _SLOW_DTYPE, _SLOW_TRANSPORT = "float32", "grpc"
+_PREFILL_THREADS, _DECODE_THREADS = 16, 8
+"""Most of the slow pair: a small model gains little by more, and another pair runs beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +85,15 @@ class ParityRun:
             TandemError: a pair did not start, or a request failed.
         """
         request = self._request
-        slow = dataclasses.replace(FREE_PORTS, model=request.model)
+        plain = dataclasses.replace(FREE_PORTS, model=request.model)
+        cores = os.cpu_count() or 1
+        slow = dataclasses.replace(
+            plain,
+            prefill_threads=min(cores, _PREFILL_THREADS),
+            decode_threads=min(max(1, cores // 2), _DECODE_THREADS),
+        )
         fast = dataclasses.replace(
-            slow, prefill_gpus=request.prefill_gpus, decode_gpus=request.decode_gpus
+            plain, prefill_gpus=request.prefill_gpus, decode_gpus=request.decode_gpus
         )
         right = self._asked(slow, _SLOW, dtype=_SLOW_DTYPE, transports=(_SLOW_TRANSPORT,))
         other = self._asked(fast, _FAST, dtype=request.dtype, transports=request.transports)
@@ -108,6 +119,7 @@ class ParityRun:
         sizes = PairSizes(longest=plan.characters + plan.new_tokens, at_once=1)
         tables = pair_tables(self._config, sizes, dtype=dtype, transports=transports)
         file = write_tables(tables, self._request.out / f"{name}-settings.toml")
+        _check_roles(file, dtype=dtype, device="cpu" if name == _SLOW else None)
         async with self._starter.running(up, file, name=name) as endpoints:
             began = time.monotonic()
             answers = await asyncio.to_thread(
@@ -129,6 +141,28 @@ async def _both(
     except ExceptionGroup as several:
         raise several.exceptions[0] from several
     return wanted.result(), given.result()
+
+
+def _check_roles(file: Path, *, dtype: str, device: str | None) -> None:
+    """Variables of the environment win over the file, and would make a pair another one.
+
+    Args:
+        file: settings of the roles.
+        dtype: that both must have.
+        device: that both must be on; None: flags say where.
+
+    Raises:
+        ConfigError: one is set otherwise.
+    """
+    for role in ("prefill", "decode"):
+        found = load_role(role, file=file).value
+        for name, wanted in (("dtype", dtype), ("device", device)):
+            if wanted is not None and getattr(found, name) != wanted:
+                raise ConfigError(
+                    f"{name} of a {role} worker would be {getattr(found, name)} where parity needs "
+                    f"{wanted}: unset TANDEM_{role.upper()}__{name.upper()}",
+                    param=name,
+                )
 
 
 def _device(gpus: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bench_pair import RESULT_FILE
+from deploy.bench_pair import PARITY_FILE, RESULT_FILE
 from tests.support.processes import run_tandem
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -38,6 +38,23 @@ def test_parity_and_times_of_a_drawn_model(tiny_model_dir: Path, tmp_path: Path)
         for pair in ("slow", "parity", "pair")
         for role in ("prefill-0", "decode-0", "gateway")
     }
+
+
+def test_parity_alone(tiny_model_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run_tandem(
+        "bench", "pair", "--parity", str(tiny_model_dir), "--out", str(out), "--arms",
+        "full,claa10", "--transports", "grpc",
+        timeout_s=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((out / RESULT_FILE).read_text())
+    assert found["parity"] == json.loads((out / PARITY_FILE).read_text())
+    assert found["parity"]["arms"]["claa10"]["kept_alike"] == 1.0
+    assert "cells" not in found
+    assert "| CLAA 10 % |" in done.stdout
+    for line in ("slow: answer 6 of 6: CLAA 10 %", "parity: answer 6 of 6: CLAA 10 %"):
+        assert line in done.stderr
 
 
 def test_shapes_and_folders_that_cannot_be_written(tmp_path: Path) -> None:

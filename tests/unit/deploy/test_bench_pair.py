@@ -291,6 +291,30 @@ def test_parity_alone_times_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (both.model, both.plan.prompts) == ("smollm2", (500,))
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TANDEM_PREFILL__DTYPE", "bfloat16"),
+        ("TANDEM_DECODE__DTYPE", "float16"),
+        ("TANDEM_DECODE__DEVICE", "cuda:0"),
+    ],
+)
+def test_variables_that_would_make_the_slow_pair_another_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model_dir: Path,
+    tmp_path: Path,
+    variable: str,
+    value: str,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    request = PairRequest(
+        plan=PairPlan(), model="", out=tmp_path, parity=str(tiny_model_dir), prefill_gpus=(0,),
+        decode_gpus=(1,),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=f"unset {variable}"):
+        bench_pair.run_pair(request, command="x", as_json=True)
+
+
 def test_limits_are_those_of_two_h200s_with_the_8b_shape() -> None:
     workers = [{"device": "cuda:0"}, {"device": "cuda:1"}]
     gpus = [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]
