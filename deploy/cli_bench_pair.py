@@ -31,14 +31,14 @@ Prompts = Annotated[
     str, _option("Prompt tokens; none: those of 10000,32000 that fit, 2000 on a CPU, or what does.")
 ]
 NewTokens = Annotated[int | None, _option("Tokens of an answer; none: 256, on a CPU 32.")]
-AtOnce = Annotated[str, _option("Requests side by side; none: 1,16, on a CPU 1,4.")]
+AtOnce = Annotated[str, _option("Requests side by side; none: 1,16, on a CPU 1,2.")]
 Rounds = Annotated[
     str, _option("Rounds of each, in the order of --at-once; none: 4,2, on a CPU 2,1.")
 ]
 WarmUps = Annotated[str, _option("Rounds before them, not counted; none: 1,1, on a CPU 1,0.")]
 ShortRounds = Annotated[
     int | None,
-    _option("Rounds more, one at a time, for times to first token; none: 6, on a CPU 2."),
+    _option("Rounds more, one at a time, for times to first token; none: 6, on a CPU 1."),
 ]
 Seed = Annotated[int, _option("Of the prompts.")]
 PrefillGpus = Annotated[str, _option("CUDA number of the prefill worker's GPU; empty: the CPU.")]

@@ -117,8 +117,8 @@ GPU_PLAN = PairPlan()
 CPU_PLAN = PairPlan(
     prompts=(2_000,),
     new_tokens=32,
-    loads=(Load(at_once=1, rounds=2, warm_ups=1), Load(at_once=4, rounds=1, warm_ups=0)),
-    short_rounds=2,
+    loads=(Load(at_once=1, rounds=2, warm_ups=1), Load(at_once=2, rounds=1, warm_ups=0)),
+    short_rounds=1,
 )
 """What is run on a CPU: minutes with the embedded model, where the other plan takes hours."""
 
