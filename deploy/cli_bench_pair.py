@@ -9,6 +9,7 @@ import typer
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
+    from deploy.bench_pair import PairRequest
     from loadtest.pair.plan import Load, PairPlan  # imported when the command runs
 
 _TIMES = (
@@ -102,10 +103,7 @@ def pair(
     else none), traced, pair, settings and plan, all of what was timed; parity, gpus, topology,
     command, commit, uncommitted_changes, hardware and python.
     """
-    from deploy.bench_gateway import command_line
-    from deploy.bench_pair import PairRequest, run_pair
-    from deploy.local import phase_printer
-    from deploy.pair_fit import fitted, usual_plan
+    from deploy.bench_pair import PairRequest
     from loadtest.pair.plan import CPU_PLAN
 
     if parity and not model:
@@ -123,10 +121,7 @@ def pair(
         transports=tuple(transports.split(",")), settings_file=config,
         timeline=timeline, commit=commit,
     )  # fmt: skip
-    # Whether the pair has GPUs is asked of a gateway, so the rest is checked before.
-    request = replace(request, plan=asked.over(usual_plan(request)))
-    request = fitted(request, prompts_given=bool(prompts), tell=phase_printer())
-    raise typer.Exit(run_pair(request, command=command_line(), as_json=as_json))
+    raise typer.Exit(_run(request, asked, as_json=as_json))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +164,18 @@ class _Asked:
         if len({len(column) for column in counts}) > 1:
             raise ConfigError("--at-once, --rounds and --warm-ups are lists of one length, as 1,16")
         return tuple(Load(at_once=a, rounds=r, warm_ups=w) for a, r, w in zip(*counts, strict=True))
+
+
+def _run(request: "PairRequest", asked: _Asked, *, as_json: bool) -> int:
+    """Completes a checked request and runs it; a gateway is asked what its pair runs on."""
+    from deploy.bench_gateway import command_line
+    from deploy.bench_pair import run_pair
+    from deploy.local import phase_printer
+    from deploy.pair_fit import fitted, usual_plan
+
+    request = replace(request, plan=asked.over(usual_plan(request)))
+    request = fitted(request, prompts_given=bool(asked.prompts), tell=phase_printer())
+    return run_pair(request, command=command_line(), as_json=as_json)
 
 
 def _refuse_times(ctx: typer.Context) -> None:
