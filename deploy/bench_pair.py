@@ -3,10 +3,10 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from deploy.config import FREE_PORTS
@@ -28,6 +28,9 @@ from shared.errors import ConfigError
 from shared.model.catalog import resolve
 from shared.model.config import ModelConfig
 from shared.model.state import DTYPES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RESULT_FILE = "pair.json"
 PARITY_FILE = "parity.json"
@@ -195,10 +198,13 @@ class PairRun:
             vocab_size=config.vocab_size,
             progress=self._progress,
         )
+        png_file = self._request.timeline
         try:
+            if png_file is not None:  # what cannot be drawn is known before minutes are spent
+                self._traced(bench)
             found = summarize(bench.run())
-            if self._request.timeline is not None:
-                found["traced"] = self._draw(bench, self._request.timeline)
+            if png_file is not None:
+                found["traced"] = self._draw(bench, png_file)
         finally:
             for client in clients.values():
                 client.close()
@@ -208,17 +214,11 @@ class PairRun:
         return {**found, "pair": facts, "settings": self._settings(), **surroundings}
 
     def _draw(self, bench: PairBench, png_file: Path) -> dict[str, Any]:
-        """Draws one request of the shortest prompt, pruned where an arm prunes; what it told."""
+        """Draws one request; what it told."""
         from loadtest.figures import png  # matplotlib when drawn
-        from loadtest.pair.timeline import timeline_figure
 
-        plan = self._request.plan
-        arm = next((name for name in plan.arms if ARMS[name].keep_rate), plan.arms[0])
-        tokens = min(plan.prompts)
-        bench.traced(arm, tokens=tokens)  # the first one compiles what only traces use
-        report = bench.traced(arm, tokens=tokens).report
-        title = f"{ARMS[arm].title}, {tokens:,} tokens"
-        png_file.write_bytes(png(timeline_figure(report, title=title)))
+        arm, tokens, report, figure = self._traced(bench)
+        png_file.write_bytes(png(figure))
         trace = report["trace"]
         return {
             "arm": arm,
@@ -227,6 +227,20 @@ class PairRun:
             "waterfall": trace["waterfall"],
             "handoff": trace["prompt"]["handoff"],
         }
+
+    def _traced(self, bench: PairBench) -> "tuple[str, int, Mapping[str, Any], Figure]":
+        """Arm, tokens, report and picture of a request of the shortest prompt.
+
+        It is pruned where an arm prunes. The first one compiles what only traces use.
+        """
+        from loadtest.pair.timeline import timeline_figure  # matplotlib when drawn
+
+        plan = self._request.plan
+        arm = next((name for name in plan.arms if ARMS[name].keep_rate), plan.arms[0])
+        tokens = min(plan.prompts)
+        report = bench.traced(arm, tokens=tokens).report
+        figure = timeline_figure(report, title=f"{ARMS[arm].title}, {tokens:,} tokens")
+        return arm, tokens, report, figure
 
     def _settings(self) -> str:
         """The settings file of the pair; empty for one that ran already."""

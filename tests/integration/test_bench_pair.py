@@ -11,7 +11,8 @@ import pytest
 from deploy.bench_pair import RESULT_FILE, PairRequest, run_pair
 from deploy.pair_fit import fitted
 from loadtest.pair.agreement import compare
-from loadtest.pair.clients import GrpcClient, HttpClient, PairClient, Question
+from loadtest.pair.clients import GrpcClient, HttpClient, PairClient, Question, Timed
+from loadtest.pair.measure import PairBench
 from loadtest.pair.parity import ParityPlan, ask_all
 from loadtest.pair.plan import ARMS, Load, PairPlan
 from loadtest.pair.surroundings import pair_facts
@@ -140,3 +141,27 @@ async def test_a_run_is_written_with_its_picture(
             tell=print,
         )
     assert "| CLAA 10 % |" in capsys.readouterr().out
+
+
+async def test_a_picture_that_cannot_be_drawn_is_known_before_anything_is_timed(
+    stack: Stack, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def untraced(_: PairBench, arm: str, *, tokens: int) -> Timed:
+        asked.append(f"{arm} {tokens}")
+        return Timed(ttft_s=0.1, second_s=0.2, seconds=0.3, tokens=4, report={"kv_bytes": 0})
+
+    monkeypatch.setattr(PairBench, "traced", untraced)
+    monkeypatch.setattr(PairBench, "run", lambda _: pytest.fail("rounds were run"))
+    request = PairRequest(
+        plan=PairPlan(arms=("full", "claa20"), prompts=(400, 200), new_tokens=5),
+        model=str(tiny_model_dir),
+        out=tmp_path / "out",
+        url=url_of(stack),
+        grpc=stack.gateway.grpc_address,
+        timeline=tmp_path / "timeline.png",
+    )
+    with pytest.raises(InvalidRequestError, match="does not tell when its KV"):
+        await asyncio.to_thread(run_pair, request, command="tandem bench pair", as_json=False)
+    assert asked == ["claa20 200"]
