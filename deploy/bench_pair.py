@@ -100,7 +100,7 @@ class PairRequest:
                 "parity is compared on pairs that are started for it: leave --url or --parity out"
             )
         if any((self.out / name).exists() for name in (RESULT_FILE, PARITY_FILE, LOGS)):
-            raise ConfigError(f"{self.out} has the results of another run; give another --out")
+            raise ConfigError(f"{self.out} has the files of another run; give another --out")
 
 
 def run_pair(request: PairRequest, *, command: str, as_json: bool) -> int:

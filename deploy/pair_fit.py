@@ -44,6 +44,8 @@ def fitted(
         ConfigError: lengths that were given do not fit, or answers leave no room for a prompt.
         TandemError: there is no such model, or no such gateway.
     """
+    if request.parity:
+        model_config(request.parity)
     if not request.model:
         return request
     plan, positions = request.plan, _positions(request)

@@ -16,7 +16,7 @@ from deploy.settings import ROLE_NAMES, load_role
 from loadtest.pair.plan import CPU_PLAN, GPU_PLAN, Load, PairPlan
 from loadtest.pair.summary import limits_apply
 from loadtest.pair.surroundings import gpu_facts
-from shared.errors import ConfigError
+from shared.errors import ConfigError, ModelLoadError
 from shared.model.shapes import MODEL_SHAPES
 
 LLAMA = MODEL_SHAPES["llama-3.1-8b"]
@@ -313,6 +313,15 @@ def test_variables_that_would_make_the_slow_pair_another_are_refused(
     )  # fmt: skip
     with pytest.raises(ConfigError, match=f"unset {variable}"):
         bench_pair.run_pair(request, command="x", as_json=True)
+
+
+def test_a_model_of_parity_that_there_is_not_is_told_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ModelLoadError, match="'nosuch' is unknown"):
+        asked(monkeypatch, "--out", str(out), "--parity", "nosuch")
+    assert not out.exists()
 
 
 def test_limits_are_those_of_two_h200s_with_the_8b_shape() -> None:
