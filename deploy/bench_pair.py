@@ -68,8 +68,8 @@ class PairRequest:
     """Settings of the roles of the pair that is timed; None writes some that are large enough."""
     parity: str = ""
     """Model that a pair on these devices and one on the CPU must agree on; empty: none."""
-    parity_dtype: str = "float32"
-    """Of that pair's weights and KV; those on the CPU are float32."""
+    parity_dtypes: tuple[str, ...] = ("float32",)
+    """Of such a pair's weights and KV, a pair for each; those on the CPU are float32."""
     commit: str = ""
     """Of the code, where it is no git checkout."""
     timeline: Path | None = None
@@ -82,10 +82,11 @@ class PairRequest:
             raise ConfigError(
                 f"--dtype cannot be {self.dtype!r}: choose {' or '.join(DTYPES)}", param="dtype"
             )
-        if self.parity_dtype not in LEVEL:
+        if not set(self.parity_dtypes) <= LEVEL.keys():
             raise ConfigError(
-                f"--parity-dtype cannot be {self.parity_dtype!r}: choose {' or '.join(LEVEL)}",
-                param="parity_dtype",
+                f"--parity-dtypes cannot be {','.join(self.parity_dtypes)!r}: choose among "
+                f"{', '.join(LEVEL)}",
+                param="parity_dtypes",
             )
         if self.url and not (self.url.startswith("http://") and urlsplit(self.url).hostname):
             raise ConfigError(
@@ -157,7 +158,7 @@ class PairRun:
             model=request.parity,
             arms=request.plan.arms,
             out=request.out,
-            dtype=request.parity_dtype,
+            dtypes=tuple(dict.fromkeys(request.parity_dtypes)),
             transports=request.transports,
             prefill_gpus=request.prefill_gpus,
             decode_gpus=request.decode_gpus,

@@ -56,7 +56,9 @@ Grpc = Annotated[str, _option("Its gRPC address, host:port.")]
 Parity = Annotated[
     str, _option("First compare tokens of this model with a CPU's.", metavar="MODEL")
 ]
-ParityDtype = Annotated[str, _option("Of its weights and KV; those on the CPU are float32.")]
+ParityDtypes = Annotated[
+    str, _option("Of its weights and KV, a pair for each; those on the CPU are float32.")
+]
 Timeline = Annotated[
     Path | None, _option("Draw one request: computation against transfer.", metavar="FILE.png")
 ]
@@ -85,7 +87,7 @@ def pair(
     url: Url = "",
     grpc: Grpc = "",
     parity: Parity = "",
-    parity_dtype: ParityDtype = "float32",
+    parity_dtypes: ParityDtypes = "float32",
     timeline: Timeline = None,
     commit: Commit = "",
     as_json: Json = False,
@@ -114,7 +116,8 @@ def pair(
     )  # fmt: skip
     request = PairRequest(
         plan=asked.over(CPU_PLAN), model=model or ("" if parity else "smollm2"), out=out, url=url,
-        grpc=grpc, profile=profile, parity=parity, parity_dtype=parity_dtype,
+        grpc=grpc, profile=profile, parity=parity,
+        parity_dtypes=tuple(parity_dtypes.split(",")),
         prefill_gpus=_gpus(prefill_gpus, flag="--prefill-gpus"),
         decode_gpus=_gpus(decode_gpus, flag="--decode-gpus"),
         dtype=dtype or ("bfloat16" if prefill_gpus else "float32"),
@@ -187,7 +190,7 @@ def _refuse_times(ctx: typer.Context) -> None:
         raise ConfigError(
             f"{flag} is for what is timed, and --parity without --model times nothing: name a "
             f"--model, or leave {flag} out"
-            + ("; --parity-dtype is that of the compared pair" if given[0] == "dtype" else ""),
+            + ("; --parity-dtypes are those of the compared pairs" if given[0] == "dtype" else ""),
             param=given[0],
         )
 

@@ -1,4 +1,4 @@
-"""Whether a pair on these devices answers as a slow one on the CPU does: both run side by side."""
+"""Whether pairs on these devices answer as a slow one on the CPU does: all run side by side."""
 
 import asyncio
 import dataclasses
@@ -18,7 +18,7 @@ from loadtest.pair.parity import Answer, ParityPlan, ask_all
 from shared.errors import ConfigError
 from shared.model.config import ModelConfig
 
-_SLOW, _FAST = "slow", "parity"
+_SLOW = "slow"
 _SLOW_DTYPE, _SLOW_TRANSPORT = "float32", "grpc"
 _PREFILL_THREADS, _DECODE_THREADS = 16, 8
 """Most of the slow pair: a small model gains little by more, and another pair runs beside it."""
@@ -34,14 +34,14 @@ class ParityRequest:
     """Names of arms."""
     out: Path
     """Folder of the settings."""
-    dtype: str
-    """Weights and KV of the pair in question; those of the slow one are float32."""
+    dtypes: tuple[str, ...]
+    """Of weights and KV, a pair in question for each; those of the slow one are float32."""
     transports: tuple[str, ...]
-    """Its transports, best first."""
+    """Transports of the pairs in question, best first."""
     prefill_gpus: tuple[int, ...]
-    """GPU of its prefill worker; empty: the CPU."""
+    """GPU of their prefill workers; empty: the CPU."""
     decode_gpus: tuple[int, ...]
-    """GPU of its decode worker; empty: the CPU."""
+    """GPU of their decode workers; empty: the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,10 @@ class _Asked:
 
 
 class ParityRun:
-    """Starts two pairs, asks both for the same answers and compares them.
+    """Starts the slow pair and those in question, asks all for the same answers, compares them.
 
     Each is asked as soon as it is up and ended as soon as it has answered, so the comparison takes
-    as long as the longer one.
+    as long as the slowest one.
 
     Args:
         request: what is compared.
@@ -95,22 +95,33 @@ class ParityRun:
         fast = dataclasses.replace(
             plain, prefill_gpus=request.prefill_gpus, decode_gpus=request.decode_gpus
         )
-        right = self._asked(slow, _SLOW, dtype=_SLOW_DTYPE, transports=(_SLOW_TRANSPORT,))
-        other = self._asked(fast, _FAST, dtype=request.dtype, transports=request.transports)
-        wanted, given = await _both(right, other)
-        found = compare(wanted.answers, given.answers, level=LEVEL[request.dtype])
-        for arm, each in found["arms"].items():
-            self._tell(verdict(arm, each))
+        wanted, *given = await _all(
+            self._asked(slow, _SLOW, dtype=_SLOW_DTYPE, transports=(_SLOW_TRANSPORT,)),
+            *(
+                self._asked(fast, _name(dtype), dtype=dtype, transports=request.transports)
+                for dtype in request.dtypes
+            ),
+        )
+        found = {
+            dtype: self._compared(dtype, wanted, other)
+            for dtype, other in zip(request.dtypes, given, strict=True)
+        }
         return {
             "model": request.model,
-            "dtype": request.dtype,
             "devices": {
                 "prefill": _device(request.prefill_gpus),
                 "decode": _device(request.decode_gpus),
             },
-            "seconds": {_SLOW: wanted.seconds, _FAST: given.seconds},
-            **found,
+            "slow_seconds": wanted.seconds,
+            "equal": all(each["equal"] for each in found.values()),
+            "dtypes": found,
         }
+
+    def _compared(self, dtype: str, wanted: _Asked, given: _Asked) -> dict[str, Any]:
+        found = compare(wanted.answers, given.answers, level=LEVEL[dtype])
+        for arm, each in found["arms"].items():
+            self._tell(f"{_name(dtype)}: {verdict(arm, each)}")
+        return {"seconds": given.seconds, **found}
 
     async def _asked(
         self, up: UpConfig, name: str, *, dtype: str, transports: tuple[str, ...]
@@ -131,16 +142,19 @@ class ParityRun:
             return _Asked(answers=answers, seconds=time.monotonic() - began)
 
 
-async def _both(
-    right: Coroutine[Any, Any, _Asked], other: Coroutine[Any, Any, _Asked]
-) -> tuple[_Asked, _Asked]:
-    """Both results; where one fails, the other's pair is ended first."""
+async def _all(*asking: Coroutine[Any, Any, _Asked]) -> list[_Asked]:
+    """All results in order; where one fails, the pairs of the others are ended first."""
     try:
         async with asyncio.TaskGroup() as group:
-            wanted, given = group.create_task(right), group.create_task(other)
+            tasks = [group.create_task(each) for each in asking]
     except ExceptionGroup as several:
         raise several.exceptions[0] from several
-    return wanted.result(), given.result()
+    return [task.result() for task in tasks]
+
+
+def _name(dtype: str) -> str:
+    """Of a pair in question, in logs and lines."""
+    return f"parity-{dtype}"
 
 
 def _check_roles(file: Path, *, dtype: str, device: str | None) -> None:

@@ -13,12 +13,19 @@ forward pass, selection included, as it measured it. Added: the difference, so g
 queues, messages, the upload of the ids, sampling and, with several at once, the prompts before.
 Exposed transfer: from the first token's computation to the adoption of the KV on the decode side.
 """
+_EQUAL = """\
+Equal: the slow pair's token at every step, or, at the first other one, a token that the slow pair
+finds level with its own, by log-probability; steps behind it are of two texts and not compared.
+Kept alike: the least share of the slow pair's kept positions that the other keeps.
+"""
 
 
 def print_result(result: Mapping[str, Any]) -> None:
     """Prints parity, every cell, the limits, and where it was measured."""
     if "parity" in result:
-        print("\n".join(_parity(result["parity"])))
+        for dtype in result["parity"]["dtypes"]:
+            print("\n".join(_parity(result["parity"], dtype)))
+        print(_EQUAL)
     if "cells" in result:
         _print_times(result)
     gpus = ", ".join(gpu["name"] for gpu in result["gpus"]) or "no GPU"
@@ -41,7 +48,8 @@ def _pair(result: Mapping[str, Any]) -> str:
     """Which model ran where; of the pair that was timed, else of the one that was compared."""
     if "cells" not in result:
         parity = result["parity"]
-        model, arms = parity["model"], list(parity["arms"].values())
+        model = parity["model"]
+        arms = [arm for each in parity["dtypes"].values() for arm in each["arms"].values()]
         places = parity["devices"].items()
     else:
         model = result["pair"]["model"]
@@ -100,11 +108,12 @@ def _limits(limits: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     yield from _table(("limit", "measured", "at most", "met"), rows)
 
 
-def _parity(parity: Mapping[str, Any]) -> Iterable[str]:
+def _parity(parity: Mapping[str, Any], dtype: str) -> Iterable[str]:
+    found, devices = parity["dtypes"][dtype], parity["devices"]
     yield (
-        f"Greedy tokens of {parity['model']} in {parity['dtype']}, prefill on "
-        f"{parity['devices']['prefill']} and decode on {parity['devices']['decode']}, beside a "
-        "slow pair's on the CPU in float32:\n"
+        f"Greedy tokens of {parity['model']} in {dtype}, prefill on {devices['prefill']} and "
+        f"decode on {devices['decode']}, beside a slow pair's on the CPU in float32; level within "
+        f"{found['level']:g}:\n"
     )
     rows = [
         (
@@ -117,19 +126,13 @@ def _parity(parity: Mapping[str, Any]) -> Iterable[str]:
             f"{arm['drift']:.1e}",
             ", ".join(arm["transports"]),
         )
-        for name, arm in parity["arms"].items()
+        for name, arm in found["arms"].items()
     ]
     heads = (
         "arm", "prompt tokens", "kept", "kept alike", "steps compared", "equal",
         "log-probabilities off by", "over",
     )  # fmt: skip
     yield from _table(heads, rows)
-    yield (
-        f"Equal: the slow pair's token at every step, or at the first other one a token that it "
-        f"finds level, within {parity['level']:g} of its own in log-probability; steps behind that "
-        "are of two texts and not compared. Kept alike: the least share of the slow pair's kept "
-        "positions that the other keeps.\n"
-    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:

@@ -15,8 +15,9 @@ from loadtest.pair.plan import ARMS
 from shared.types.sampling import SampledToken
 
 LEVEL: Mapping[str, float] = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.4}
-"""By dtype: natural-log probabilities nearer than this are level. In 16 bits it is twice what the
-embedded model's log-probabilities move by beside float32 (0.19 in bfloat16 on a CPU), and a little.
+"""By dtype: natural-log probabilities nearer than this are level. In 16 bits that is a little more
+than one of the embedded model moves by beside float32 (0.28 in bfloat16 on an H200), of the twice
+that two can move against each other.
 """
 
 

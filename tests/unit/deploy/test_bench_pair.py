@@ -89,10 +89,8 @@ def result() -> dict[str, Any]:
         "parity": {
             "equal": False,
             "model": "small",
-            "dtype": "bfloat16",
-            "level": 0.5,
             "devices": {"prefill": "cuda:0", "decode": "cuda:1"},
-            "arms": {
+            "dtypes": {"bfloat16": {"equal": False, "level": 0.5, "arms": {
                 "full": {
                     "answers": 3, "steps": 144, "steps_compared": 140, "equal": False,
                     "prompt_tokens": [500, 1500], "kept_tokens": [], "kept_alike": None,
@@ -103,7 +101,7 @@ def result() -> dict[str, Any]:
                     "prompt_tokens": [500, 1500], "kept_tokens": [50, 150], "kept_alike": 0.98,
                     "drift": 0.0, "transports": ["nixl"],
                 },
-            },
+            }}},
         },
         "pair": {"model": "m", "workers": [{"role": "prefill", "device": "cuda:0"}]},
         "gpus": [{"name": "H200"}, {"name": "H200"}],
@@ -152,7 +150,7 @@ def test_parity_alone_tells_where_it_ran(capsys: pytest.CaptureFixture[str]) -> 
         ["--url", "http://", "--grpc", "h:2"],
         ["--prefill-gpus", "x"],
         ["--decode-gpus", "-1"],
-        ["--parity", "smollm2", "--parity-dtype", "int4"],
+        ["--parity", "smollm2", "--parity-dtypes", "float32,int4"],
         ["--parity", "smollm2", "--dtype", "float32"],
         ["--parity", "smollm2", "--prompts", "2000"],
         ["--parity", "smollm2", "--short-rounds", "6"],
@@ -284,8 +282,9 @@ def test_a_pair_that_runs_is_asked_for_what_its_devices_take(
 
 def test_parity_alone_times_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = ("--out", str(tmp_path), "--parity", "smollm2")
-    request = asked(monkeypatch, *out, "--arms", "full,delta", "--parity-dtype", "float16")
-    assert (request.model, request.parity, request.parity_dtype) == ("", "smollm2", "float16")
+    request = asked(monkeypatch, *out, "--arms", "full,delta", "--parity-dtypes", "float32,float16")
+    assert (request.model, request.parity) == ("", "smollm2")
+    assert request.parity_dtypes == ("float32", "float16")
     assert request.plan.arms == ("full", "delta")
     both = asked(monkeypatch, *out, "--model", "smollm2", "--prompts", "500")
     assert (both.model, both.plan.prompts) == ("smollm2", (500,))
