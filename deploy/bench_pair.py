@@ -3,25 +3,24 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from deploy.bench import progress_to
-from deploy.cluster import Cluster, Endpoints
-from deploy.config import FREE_PORTS, UpConfig
+from deploy.config import FREE_PORTS
 from deploy.local import log_sink, phase_printer
 from deploy.page_picture import check_file
-from deploy.pair_settings import PairSizes, Tables, pair_tables, write_tables
+from deploy.pair_parity import ParityRequest, ParityRun
+from deploy.pair_settings import PairSizes, pair_tables, write_tables
 from deploy.pair_tables import print_result
 from deploy.role_process import LineSink
+from deploy.started_pair import PairStarter
 from loadtest.machine import machine_facts
+from loadtest.pair.agreement import LEVEL
 from loadtest.pair.clients import GrpcClient, HttpClient, PairClient
 from loadtest.pair.measure import PairBench
-from loadtest.pair.parity import ParityPlan, compare
 from loadtest.pair.plan import ARMS, GRPC, HTTP, PairPlan
 from loadtest.pair.summary import limits_apply, summarize
 from loadtest.pair.surroundings import gpu_facts, pair_facts
@@ -30,7 +29,14 @@ from shared.model.catalog import resolve
 from shared.model.config import ModelConfig
 from shared.model.state import DTYPES
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 RESULT_FILE = "pair.json"
+PARITY_FILE = "parity.json"
+"""What parity came to, written before anything is timed."""
+LOGS = "logs"
+"""Folder of what the roles print."""
 _SETTINGS_FILE = "settings.toml"
 
 
@@ -41,7 +47,7 @@ class PairRequest:
     plan: PairPlan
     """What is asked."""
     model: str
-    """Catalog name or folder."""
+    """Catalog name or folder; empty: nothing is timed, parity alone is compared."""
     out: Path
     """Folder of the result, the settings and the logs of the roles."""
     url: str = ""
@@ -59,9 +65,11 @@ class PairRequest:
     profile: str = ""
     """Model profile of both workers; empty: the one that belongs to the model."""
     settings_file: Path | None = None
-    """Settings of the roles; None writes some that are large enough."""
+    """Settings of the roles of the pair that is timed; None writes some that are large enough."""
     parity: str = ""
     """Model that a pair on these devices and one on the CPU must agree on; empty: none."""
+    parity_dtypes: tuple[str, ...] = ("float32",)
+    """Of such a pair's weights and KV, a pair for each; those on the CPU are float32."""
     commit: str = ""
     """Of the code, where it is no git checkout."""
     timeline: Path | None = None
@@ -73,6 +81,12 @@ class PairRequest:
         if self.dtype not in DTYPES:
             raise ConfigError(
                 f"--dtype cannot be {self.dtype!r}: choose {' or '.join(DTYPES)}", param="dtype"
+            )
+        if not set(self.parity_dtypes) <= LEVEL.keys():
+            raise ConfigError(
+                f"--parity-dtypes cannot be {','.join(self.parity_dtypes)!r}: choose among "
+                f"{', '.join(LEVEL)}",
+                param="parity_dtypes",
             )
         if self.url and not (self.url.startswith("http://") and urlsplit(self.url).hostname):
             raise ConfigError(
@@ -86,8 +100,8 @@ class PairRequest:
             raise ConfigError(
                 "parity is compared on pairs that are started for it: leave --url or --parity out"
             )
-        if (self.out / RESULT_FILE).exists():
-            raise ConfigError(f"{self.out} has the results of another run; give another --out")
+        if any((self.out / name).exists() for name in (RESULT_FILE, PARITY_FILE, LOGS)):
+            raise ConfigError(f"{self.out} has the files of another run; give another --out")
 
 
 def run_pair(request: PairRequest, *, command: str, as_json: bool) -> int:
@@ -104,11 +118,11 @@ def run_pair(request: PairRequest, *, command: str, as_json: bool) -> int:
     facts = machine_facts(command=command)
     if request.commit:
         facts["commit"] = request.commit
-    progress = progress_to(as_json=as_json)
-    with log_sink(request.out / "logs") as on_line:
-        measured = asyncio.run(PairRun(request, on_line=on_line, progress=progress).all())
-    plan = dataclasses.asdict(request.plan)
-    result = {"benchmark": "pair", **measured, "plan": plan, **facts}
+    with log_sink(request.out / LOGS) as on_line:
+        run = PairRun(request, on_line=on_line, progress=phase_printer())
+        measured = asyncio.run(run.all())
+    plan = {"plan": dataclasses.asdict(request.plan)} if request.model else {}
+    result = {"benchmark": "pair", **measured, **plan, **facts}
     text = json.dumps(result, indent=1)
     (request.out / RESULT_FILE).write_text(text + "\n", encoding="utf-8")
     if as_json:
@@ -126,39 +140,32 @@ class PairRun:
         self, request: PairRequest, *, on_line: LineSink, progress: Callable[[str], None]
     ) -> None:
         self._request = request
-        self._on_line = on_line
         self._progress = progress
+        self._starter = PairStarter(on_line=on_line, tell=progress)
 
     async def all(self) -> dict[str, Any]:
         """Everything that is measured, JSON-ready."""
         found: dict[str, Any] = {}
         if self._request.parity:
             found["parity"] = await self._parity()
-        return found | await self._times()
+            text = json.dumps(found["parity"], indent=1)
+            (self._request.out / PARITY_FILE).write_text(text + "\n", encoding="utf-8")
+        return found | (await self._times() if self._request.model else gpu_facts())
 
     async def _parity(self) -> dict[str, Any]:
-        """The same prompts to a pair on these devices and to one on the CPU, both in float32."""
         request = self._request
+        compared = ParityRequest(
+            model=request.parity,
+            arms=request.plan.arms,
+            out=request.out,
+            dtypes=tuple(dict.fromkeys(request.parity_dtypes)),
+            transports=request.transports,
+            prefill_gpus=request.prefill_gpus,
+            decode_gpus=request.decode_gpus,
+        )
         config = model_config(request.parity)
-        plan = ParityPlan.within(config.max_position, arms=request.plan.arms)
-        sizes = PairSizes(longest=plan.characters + plan.new_tokens, at_once=1)
-
-        def tables(transports: tuple[str, ...]) -> Tables:
-            return pair_tables(config, sizes, dtype="float32", transports=transports)
-
-        slow = dataclasses.replace(FREE_PORTS, model=request.parity)
-        fast = self._on_gpus(request.parity)
-        async with (
-            self._running(slow, tables(("grpc",)), name="slow") as right,
-            self._running(fast, tables(request.transports), name="parity") as other,
-        ):
-            return await asyncio.to_thread(
-                compare,
-                plan,
-                slow=right.gateway.grpc,
-                fast=other.gateway.grpc,
-                progress=self._progress,
-            )
+        run = ParityRun(compared, config=config, starter=self._starter, tell=self._progress)
+        return await run.run()
 
     async def _times(self) -> dict[str, Any]:
         request = self._request
@@ -172,8 +179,14 @@ class PairRun:
             transports=request.transports,
             profile=request.profile,
         )
-        up = self._on_gpus(request.model)
-        async with self._running(up, tables, name="pair") as endpoints:
+        up = dataclasses.replace(
+            FREE_PORTS,
+            model=request.model,
+            prefill_gpus=request.prefill_gpus,
+            decode_gpus=request.decode_gpus,
+        )
+        file = request.settings_file or write_tables(tables, request.out / _SETTINGS_FILE)
+        async with self._starter.running(up, file, name="pair") as endpoints:
             return await asyncio.to_thread(
                 self._ask, endpoints.url, endpoints.gateway.grpc, config=config
             )
@@ -186,10 +199,13 @@ class PairRun:
             vocab_size=config.vocab_size,
             progress=self._progress,
         )
+        png_file = self._request.timeline
         try:
+            if png_file is not None:  # what cannot be drawn is known before minutes are spent
+                self._traced(bench)
             found = summarize(bench.run())
-            if self._request.timeline is not None:
-                found["traced"] = self._draw(bench, self._request.timeline)
+            if png_file is not None:
+                found["traced"] = self._draw(bench, png_file)
         finally:
             for client in clients.values():
                 client.close()
@@ -199,17 +215,11 @@ class PairRun:
         return {**found, "pair": facts, "settings": self._settings(), **surroundings}
 
     def _draw(self, bench: PairBench, png_file: Path) -> dict[str, Any]:
-        """Draws one request of the shortest prompt, pruned where an arm prunes; what it told."""
+        """Draws one request; what it told."""
         from loadtest.figures import png  # matplotlib when drawn
-        from loadtest.pair.timeline import timeline_figure
 
-        plan = self._request.plan
-        arm = next((name for name in plan.arms if ARMS[name].keep_rate), plan.arms[0])
-        tokens = min(plan.prompts)
-        bench.traced(arm, tokens=tokens)  # the first one compiles what only traces use
-        report = bench.traced(arm, tokens=tokens).report
-        title = f"{ARMS[arm].title}, {tokens:,} tokens"
-        png_file.write_bytes(png(timeline_figure(report, title=title)))
+        arm, tokens, report, figure = self._traced(bench)
+        png_file.write_bytes(png(figure))
         trace = report["trace"]
         return {
             "arm": arm,
@@ -219,35 +229,24 @@ class PairRun:
             "handoff": trace["prompt"]["handoff"],
         }
 
+    def _traced(self, bench: PairBench) -> "tuple[str, int, Mapping[str, Any], Figure]":
+        """Arm, tokens, report and picture of a request of the shortest prompt.
+
+        It is pruned where an arm prunes. The first one compiles what only traces use.
+        """
+        from loadtest.pair.timeline import timeline_figure  # matplotlib when drawn
+
+        plan = self._request.plan
+        arm = next((name for name in plan.arms if ARMS[name].keep_rate), plan.arms[0])
+        tokens = min(plan.prompts)
+        report = bench.traced(arm, tokens=tokens).report
+        figure = timeline_figure(report, title=f"{ARMS[arm].title}, {tokens:,} tokens")
+        return arm, tokens, report, figure
+
     def _settings(self) -> str:
         """The settings file of the pair; empty for one that ran already."""
         path = self._request.settings_file or self._request.out / _SETTINGS_FILE
         return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-    def _on_gpus(self, model: str) -> UpConfig:
-        return dataclasses.replace(
-            FREE_PORTS,
-            model=model,
-            prefill_gpus=self._request.prefill_gpus,
-            decode_gpus=self._request.decode_gpus,
-        )
-
-    @asynccontextmanager
-    async def _running(
-        self, config: UpConfig, tables: Tables, *, name: str
-    ) -> AsyncIterator[Endpoints]:
-        """A started pair; its end is waited for."""
-        own = _SETTINGS_FILE if name == "pair" else f"{name}-{_SETTINGS_FILE}"
-        file = self._request.settings_file or write_tables(tables, self._request.out / own)
-
-        def on_line(role: str, line: str) -> None:
-            self._on_line(f"{name}-{role}", line)
-
-        cluster = Cluster(config, on_line, phase_printer(), file)
-        try:
-            yield await cluster.start()
-        finally:
-            await cluster.stop()
 
 
 def model_config(model: str) -> ModelConfig:

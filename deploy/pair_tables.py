@@ -15,31 +15,53 @@ or messages. Added: the difference, so gateway, queues, planning, messages and, 
 once, the prompts before.
 Exposed transfer: from the first token's computation to the adoption of the KV on the decode side.
 """
+_EQUAL = """\
+Equal: the slow pair's token at every step, or, at the first other one, a token that the slow pair
+finds level with its own, by log-probability; steps behind it are of two texts and not compared.
+Kept alike: the least share of the slow pair's kept positions that the other keeps.
+"""
 
 
 def print_result(result: Mapping[str, Any]) -> None:
-    """Prints every cell, the limits, parity, and where it was measured."""
+    """Prints parity, every cell, the limits, and where it was measured."""
+    if "parity" in result:
+        for dtype in result["parity"]["dtypes"]:
+            print("\n".join(_parity(result["parity"], dtype)))
+        print(_EQUAL)
+    if "cells" in result:
+        _print_times(result)
+    gpus = ", ".join(gpu["name"] for gpu in result["gpus"]) or "no GPU"
+    print(f"`{result['command']}`\n")
+    print(
+        f"{_pair(result)}. {gpus}; {result['hardware']['cpu']}, "
+        f"{result['hardware']['cores']} cores; commit {commit_text(result)}."
+    )
+
+
+def _print_times(result: Mapping[str, Any]) -> None:
     for cell in result["cells"]:
         print("\n".join(_cell(cell)))
     print(_MEANING)
     if result["limits"]:
         print("\n".join(_limits(result["limits"])))
-    if "parity" in result:
-        print("\n".join(_parity(result["parity"])))
-    transports = {
-        name
-        for cell in result["cells"]
-        for arm in cell["arms"].values()
-        for name in arm["transports"]
-    }
-    workers = result["pair"]["workers"]
-    gpus = ", ".join(gpu["name"] for gpu in result["gpus"]) or "no GPU"
-    print(f"`{result['command']}`\n")
-    print(
-        f"Model {result['pair']['model']}; "
-        + ", ".join(f"{worker['role']} on {worker['device']}" for worker in workers)
-        + f"; KV over {', '.join(sorted(transports))}. {gpus}; {result['hardware']['cpu']}, "
-        f"{result['hardware']['cores']} cores; commit {commit_text(result)}."
+
+
+def _pair(result: Mapping[str, Any]) -> str:
+    """Which model ran where; of the pair that was timed, else of the one that was compared."""
+    if "cells" not in result:
+        parity = result["parity"]
+        model = parity["model"]
+        arms = [arm for each in parity["dtypes"].values() for arm in each["arms"].values()]
+        places = parity["devices"].items()
+    else:
+        model = result["pair"]["model"]
+        arms = [arm for cell in result["cells"] for arm in cell["arms"].values()]
+        places = [(worker["role"], worker["device"]) for worker in result["pair"]["workers"]]
+    transports = {name for arm in arms for name in arm["transports"]}
+    return (
+        f"Model {model}; "
+        + ", ".join(f"{role} on {device}" for role, device in places)
+        + f"; KV over {', '.join(sorted(transports))}"
     )
 
 
@@ -88,19 +110,31 @@ def _limits(limits: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     yield from _table(("limit", "measured", "at most", "met"), rows)
 
 
-def _parity(parity: Mapping[str, Any]) -> Iterable[str]:
-    yield "Greedy tokens beside a slow pair on the CPU, up to the first level step:\n"
+def _parity(parity: Mapping[str, Any], dtype: str) -> Iterable[str]:
+    found, devices = parity["dtypes"][dtype], parity["devices"]
+    yield (
+        f"Greedy tokens of {parity['model']} in {dtype}, prefill on {devices['prefill']} and "
+        f"decode on {devices['decode']}, beside a slow pair's on the CPU in float32; level within "
+        f"{found['level']:g}:\n"
+    )
     rows = [
         (
             ARMS[name].title,
-            str(arm["answers"]),
+            ", ".join(map(str, arm["prompt_tokens"])),
+            ", ".join(map(str, arm["kept_tokens"])) or "-",
+            "-" if arm["kept_alike"] is None else f"{100 * arm['kept_alike']:.1f} %",
             f"{arm['steps_compared']} of {arm['steps']}",
             "yes" if arm["equal"] else "NO",
+            f"{arm['drift']:.1e}",
             ", ".join(arm["transports"]),
         )
-        for name, arm in parity["arms"].items()
+        for name, arm in found["arms"].items()
     ]
-    yield from _table(("arm", "answers", "steps compared", "equal", "over"), rows)
+    heads = (
+        "arm", "prompt tokens", "kept", "kept alike", "steps compared", "equal",
+        "log-probabilities off by", "over",
+    )  # fmt: skip
+    yield from _table(heads, rows)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:

@@ -55,10 +55,15 @@ class PairBench:
             TandemError: a request failed; nothing is measured any more.
         """
         volleys = []
+        turns = list(rounds_of(self._plan))
+        total = sum(len(turn.arms) for turn in turns)
+        done = count(1)
         with ThreadPoolExecutor(self._plan.most_at_once, thread_name_prefix="ask") as pool:
-            for turn in rounds_of(self._plan):
-                found = [self._volley(turn, arm, pool=pool) for arm in turn.arms]
-                volleys += found if turn.counted else []
+            for turn in turns:
+                for arm in turn.arms:
+                    found = self._volley(turn, arm, pool=pool)
+                    self._progress(f"{next(done)} of {total}: {_told(found)}")
+                    volleys += [found] if turn.counted else []
         return volleys
 
     def traced(self, arm: str, *, tokens: int) -> Timed:
@@ -82,12 +87,6 @@ class PairBench:
         began = time.perf_counter()
         answers = tuple(pool.map(client.ask, questions))
         wall_s = time.perf_counter() - began
-        first = answers[0]
-        self._progress(
-            f"{turn.prompt_tokens} tokens, {turn.at_once} at once, {arm} by {turn.client}"
-            f"{'' if turn.counted else ', to warm up'}: first token after {first.ttft_s:.3f} s, "
-            f"all after {wall_s:.2f} s, over {first.report['transport']}"
-        )
         return Volley(turn=turn, arm=arm, wall_s=wall_s, answers=answers)
 
     def _question(self, arm: str, *, tokens: int, new_tokens: int, trace: bool = False) -> Question:
@@ -95,3 +94,12 @@ class PairBench:
             tokens, vocab_size=self._vocab_size, seed=self._plan.seed, number=next(self._numbers)
         )
         return Question(token_ids=ids, new_tokens=new_tokens, arm=ARMS[arm], trace=trace)
+
+
+def _told(volley: Volley) -> str:
+    turn, first = volley.turn, volley.answers[0]
+    return (
+        f"{turn.prompt_tokens} tokens, {turn.at_once} at once, {volley.arm} by {turn.client}"
+        f"{'' if turn.counted else ', to warm up'}: first token after {first.ttft_s:.3f} s, "
+        f"all after {volley.wall_s:.2f} s, over {first.report['transport']}"
+    )

@@ -36,7 +36,7 @@ ARMS: Mapping[str, PairArm] = {
 BASE = "full"
 
 PROMPTS = (10_000, 32_000)
-"""Usual prompt lengths in tokens."""
+"""Usual prompt lengths in tokens, on GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +109,18 @@ class PairPlan:
     def most_at_once(self) -> int:
         """Requests that are ever side by side."""
         return max(load.at_once for load in self.loads)
+
+
+GPU_PLAN = PairPlan()
+"""What is run on GPUs unless told otherwise."""
+
+CPU_PLAN = PairPlan(
+    prompts=(2_000,),
+    new_tokens=32,
+    loads=(Load(at_once=1, rounds=2, warm_ups=1), Load(at_once=2, rounds=1, warm_ups=0)),
+    short_rounds=1,
+)
+"""What is run on a CPU: minutes with the embedded model, where the other plan takes hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bench_pair import RESULT_FILE
+from deploy.bench_pair import PARITY_FILE, RESULT_FILE
 from tests.support.processes import run_tandem
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -28,16 +28,36 @@ def test_parity_and_times_of_a_drawn_model(tiny_model_dir: Path, tmp_path: Path)
     found = json.loads(done.stdout)
     assert found == json.loads((out / RESULT_FILE).read_text())
     assert found["parity"]["equal"]
-    assert all(arm["steps_compared"] for arm in found["parity"]["arms"].values())
+    arms = found["parity"]["dtypes"]["float32"]["arms"]
+    assert all(arm["steps_compared"] for arm in arms.values())
     (cell,) = found["cells"]
     assert cell["arms"]["both10"]["kept_tokens"] < 300
     assert "[decode]" in found["settings"]
     logs = {path.name for path in (out / "logs").iterdir()}
     assert logs == {
         f"{pair}-{role}.log"
-        for pair in ("slow", "parity", "pair")
+        for pair in ("slow", "parity-float32", "pair")
         for role in ("prefill-0", "decode-0", "gateway")
     }
+
+
+def test_parity_alone(tiny_model_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run_tandem(
+        "bench", "pair", "--parity", str(tiny_model_dir), "--out", str(out), "--arms",
+        "full,claa10", "--transports", "grpc", "--parity-dtypes", "float32,bfloat16",
+        timeout_s=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((out / RESULT_FILE).read_text())
+    assert found["parity"] == json.loads((out / PARITY_FILE).read_text())
+    assert found["parity"]["equal"]
+    assert set(found["parity"]["dtypes"]) == {"float32", "bfloat16"}
+    assert found["parity"]["dtypes"]["float32"]["arms"]["claa10"]["kept_alike"] == 1.0
+    assert "cells" not in found
+    assert "| CLAA 10 % |" in done.stdout
+    for pair in ("slow", "parity-float32", "parity-bfloat16"):
+        assert f"{pair}: answer 6 of 6: CLAA 10 %" in done.stderr
 
 
 def test_shapes_and_folders_that_cannot_be_written(tmp_path: Path) -> None:

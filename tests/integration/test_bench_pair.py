@@ -10,8 +10,10 @@ import pytest
 
 from deploy.bench_pair import RESULT_FILE, PairRequest, run_pair
 from deploy.pair_fit import fitted
-from loadtest.pair.clients import GrpcClient, HttpClient, PairClient, Question
-from loadtest.pair.parity import ParityPlan, compare
+from loadtest.pair.agreement import compare
+from loadtest.pair.clients import GrpcClient, HttpClient, PairClient, Question, Timed
+from loadtest.pair.measure import PairBench
+from loadtest.pair.parity import ParityPlan, ask_all
 from loadtest.pair.plan import ARMS, Load, PairPlan
 from loadtest.pair.surroundings import pair_facts
 from shared.errors import ConfigError, InvalidRequestError, TandemError, UnavailableError
@@ -75,15 +77,21 @@ async def test_one_token_has_no_second(stack: Stack) -> None:
 
 async def test_a_pair_agrees_with_itself(stack: Stack) -> None:
     told: list[str] = []
-    plan = ParityPlan(arms=("full", "both10"), characters=300, new_tokens=8)
+    plan = ParityPlan(arms=("full", "claa10", "both10"), characters=1200, new_tokens=8)
     address = stack.gateway.grpc_address
-    found = await asyncio.to_thread(compare, plan, slow=address, fast=address, progress=told.append)
+    wanted, given = [
+        await asyncio.to_thread(ask_all, plan, address, progress=told.append) for _ in range(2)
+    ]
+    found = compare(wanted, given, level=1e-3)
     assert found["equal"]
-    assert found["arms"]["both10"] == {
-        "answers": 3, "steps_compared": 24, "steps": 24, "equal": True, "transports": ["grpc"],
-        "differences": [],
-    }  # fmt: skip
-    assert len(told) == 2
+    both, pruned = found["arms"]["both10"], found["arms"]["claa10"]
+    assert (both["answers"], both["steps_compared"], both["steps"]) == (3, 24, 24)
+    assert both["transports"] == ["grpc"]
+    assert (both["differences"], both["ends"], both["kept_tokens"]) == ([], [], [])
+    assert pruned["kept_alike"] == 1.0
+    assert pruned["kept_tokens"] == [max(16, tokens // 10) for tokens in pruned["prompt_tokens"]]
+    assert len(told) == 2 * plan.answers
+    assert told[-1].startswith("answer 9 of 9: CLAA 10 % + DELTA, ")
 
 
 async def test_a_run_is_written_with_its_picture(
@@ -133,3 +141,27 @@ async def test_a_run_is_written_with_its_picture(
             tell=print,
         )
     assert "| CLAA 10 % |" in capsys.readouterr().out
+
+
+async def test_a_picture_that_cannot_be_drawn_is_known_before_anything_is_timed(
+    stack: Stack, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def untraced(_: PairBench, arm: str, *, tokens: int) -> Timed:
+        asked.append(f"{arm} {tokens}")
+        return Timed(ttft_s=0.1, second_s=0.2, seconds=0.3, tokens=4, report={"kv_bytes": 0})
+
+    monkeypatch.setattr(PairBench, "traced", untraced)
+    monkeypatch.setattr(PairBench, "run", lambda _: pytest.fail("rounds were run"))
+    request = PairRequest(
+        plan=PairPlan(arms=("full", "claa20"), prompts=(400, 200), new_tokens=5),
+        model=str(tiny_model_dir),
+        out=tmp_path / "out",
+        url=url_of(stack),
+        grpc=stack.gateway.grpc_address,
+        timeline=tmp_path / "timeline.png",
+    )
+    with pytest.raises(InvalidRequestError, match="does not tell when its KV"):
+        await asyncio.to_thread(run_pair, request, command="tandem bench pair", as_json=False)
+    assert asked == ["claa20 200"]

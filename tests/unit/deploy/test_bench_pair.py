@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy import bench_pair, cli
-from deploy.bench_pair import RESULT_FILE, PairRequest, model_config
+from deploy import bench_pair, cli, pair_fit
+from deploy.bench_pair import LOGS, PARITY_FILE, RESULT_FILE, PairRequest, model_config
 from deploy.pair_fit import fitted, fitting_prompts
 from deploy.pair_settings import PairSizes, pair_tables, write_tables
 from deploy.pair_tables import print_result
 from deploy.settings import ROLE_NAMES, load_role
-from loadtest.pair.plan import PairPlan
+from loadtest.pair.plan import CPU_PLAN, GPU_PLAN, Load, PairPlan
 from loadtest.pair.summary import limits_apply
 from loadtest.pair.surroundings import gpu_facts
-from shared.errors import ConfigError
+from shared.errors import ConfigError, ModelLoadError
 from shared.model.shapes import MODEL_SHAPES
 
 LLAMA = MODEL_SHAPES["llama-3.1-8b"]
@@ -88,12 +88,20 @@ def result() -> dict[str, Any]:
         "limits": [{"limit": "ms added", "measured": 3.0, "at_most": 6.0, "met": True}],
         "parity": {
             "equal": False,
-            "arms": {
+            "model": "small",
+            "devices": {"prefill": "cuda:0", "decode": "cuda:1"},
+            "dtypes": {"bfloat16": {"equal": False, "level": 0.5, "arms": {
                 "full": {
                     "answers": 3, "steps": 144, "steps_compared": 140, "equal": False,
-                    "transports": ["nixl"],
-                }
-            },
+                    "prompt_tokens": [500, 1500], "kept_tokens": [], "kept_alike": None,
+                    "drift": 0.012, "transports": ["nixl"],
+                },
+                "claa10": {
+                    "answers": 3, "steps": 144, "steps_compared": 144, "equal": True,
+                    "prompt_tokens": [500, 1500], "kept_tokens": [50, 150], "kept_alike": 0.98,
+                    "drift": 0.0, "transports": ["nixl"],
+                },
+            }}},
         },
         "pair": {"model": "m", "workers": [{"role": "prefill", "device": "cuda:0"}]},
         "gpus": [{"name": "H200"}, {"name": "H200"}],
@@ -110,12 +118,22 @@ def test_tables_are_markdown(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line for line in lines if line.startswith("|")]
     heads = [row for row in rows if row.startswith("|---")]
     assert len(heads) == 3
-    assert len({row.count("|") for row in rows[:4]}) == 1
+    assert {row.count("|") for row in rows} == {9, 13, 5}
     full = next(row for row in rows if row.startswith("| full | 100.0 (99.0 to 101.0)"))
     assert "2.0 %" in full
     assert any(row.startswith("| DELTA |") and " - |" in row for row in rows)
-    assert any("140 of 144 | NO | nixl" in row for row in rows)
+    assert "| full | 500, 1500 | - | - | 140 of 144 | NO | 1.2e-02 | nixl |" in rows
+    assert any("| 50, 150 | 98.0 % | 144 of 144 | yes |" in row for row in rows)
     assert "over nixl. H200, H200; EPYC, 2 cores; commit 0123456789ab." in lines[-1]
+
+
+def test_parity_alone_tells_where_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    timed = ("cells", "limits", "pair")
+    print_result({name: value for name, value in result().items() if name not in timed})
+    text = capsys.readouterr().out
+    assert text.startswith("Greedy tokens of small in bfloat16, prefill on cuda:0")
+    assert "Model small; prefill on cuda:0, decode on cuda:1; KV over nixl. H200, H200;" in text
+    assert "first token" not in text
 
 
 @pytest.mark.parametrize(
@@ -132,6 +150,11 @@ def test_tables_are_markdown(capsys: pytest.CaptureFixture[str]) -> None:
         ["--url", "http://", "--grpc", "h:2"],
         ["--prefill-gpus", "x"],
         ["--decode-gpus", "-1"],
+        ["--parity", "smollm2", "--parity-dtypes", "float32,int4"],
+        ["--parity", "smollm2", "--dtype", "float32"],
+        ["--parity", "smollm2", "--prompts", "2000"],
+        ["--parity", "smollm2", "--short-rounds", "6"],
+        ["--parity", "smollm2", "--timeline", "one.png"],
     ],
     ids=str,
 )
@@ -140,8 +163,9 @@ def test_flags_that_do_not_fit(flags: list[str], tmp_path: Path) -> None:
     assert isinstance(found.exception, ConfigError)
 
 
-def test_results_are_not_written_over(tmp_path: Path) -> None:
-    (tmp_path / RESULT_FILE).write_text("{}")
+@pytest.mark.parametrize("name", [RESULT_FILE, PARITY_FILE, LOGS])
+def test_results_are_not_written_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match="another --out"):
         PairRequest(plan=PairPlan(), model="m", out=tmp_path)
 
@@ -212,7 +236,8 @@ def test_without_prompts_those_that_fit_are_taken_and_others_are_told(
     monkeypatch: pytest.MonkeyPatch, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     model = ["--model", str(tiny_model_dir), "--out", str(tmp_path)]
-    plan = asked(monkeypatch, *model, "--new-tokens", "9").plan
+    gpus = ["--prefill-gpus", "0", "--decode-gpus", "1"]
+    plan = asked(monkeypatch, *model, *gpus, "--new-tokens", "9").plan
     assert plan.longest <= model_config(str(tiny_model_dir)).max_position
     assert fitting_prompts(131_072, new_tokens=256) == (10_000, 32_000)
     assert fitting_prompts(32_255, new_tokens=256) == (10_000,)
@@ -225,6 +250,77 @@ def test_without_prompts_those_that_fit_are_taken_and_others_are_told(
     short = dataclasses.replace(request, plan=PairPlan(new_tokens=9))
     assert fitted(short, prompts_given=False, tell=told.append).plan == plan
     assert "--prompts names others" in told[0]
+
+
+def test_a_cpu_is_asked_for_less_and_flags_name_the_rest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, gpus = ("--out", str(tmp_path)), ("--prefill-gpus", "0", "--decode-gpus", "1")
+    assert asked(monkeypatch, *out).plan == CPU_PLAN
+    given = ("--at-once", "16", "--rounds", "3", "--warm-ups", "0", "--short-rounds", "0")
+    plan = asked(monkeypatch, *out, *given, "--new-tokens", "9").plan
+    assert plan.loads == (Load(at_once=16, rounds=3, warm_ups=0),)
+    assert (plan.short_rounds, plan.new_tokens, plan.prompts) == (0, 9, CPU_PLAN.prompts)
+    on_gpus = asked(monkeypatch, *out, *gpus)
+    assert (on_gpus.model, on_gpus.dtype, on_gpus.plan.loads) == (
+        "smollm2", "bfloat16", GPU_PLAN.loads,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
+def test_a_pair_that_runs_is_asked_for_what_its_devices_take(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
+) -> None:
+    def facts(_: str) -> dict[str, Any]:
+        return {"workers": [{"role": "prefill", "device": device}]}
+
+    monkeypatch.setattr(pair_fit, "pair_facts", facts)
+    wanted = CPU_PLAN if device == "cpu" else GPU_PLAN
+    request = PairRequest(plan=PairPlan(), model="m", out=tmp_path, url="http://h:1", grpc="h:2")
+    assert pair_fit.usual_plan(request) == wanted
+
+
+def test_parity_alone_times_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path), "--parity", "smollm2")
+    request = asked(monkeypatch, *out, "--arms", "full,delta", "--parity-dtypes", "float32,float16")
+    assert (request.model, request.parity) == ("", "smollm2")
+    assert request.parity_dtypes == ("float32", "float16")
+    assert request.plan.arms == ("full", "delta")
+    both = asked(monkeypatch, *out, "--model", "smollm2", "--prompts", "500")
+    assert (both.model, both.plan.prompts) == ("smollm2", (500,))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TANDEM_PREFILL__DTYPE", "bfloat16"),
+        ("TANDEM_DECODE__DTYPE", "float16"),
+        ("TANDEM_DECODE__DEVICE", "cuda:0"),
+    ],
+)
+def test_variables_that_would_make_the_slow_pair_another_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model_dir: Path,
+    tmp_path: Path,
+    variable: str,
+    value: str,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    request = PairRequest(
+        plan=PairPlan(), model="", out=tmp_path, parity=str(tiny_model_dir), prefill_gpus=(0,),
+        decode_gpus=(1,),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=f"unset {variable}"):
+        bench_pair.run_pair(request, command="x", as_json=True)
+
+
+def test_a_model_of_parity_that_there_is_not_is_told_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ModelLoadError, match="'nosuch' is unknown"):
+        asked(monkeypatch, "--out", str(out), "--parity", "nosuch")
+    assert not out.exists()
 
 
 def test_limits_are_those_of_two_h200s_with_the_8b_shape() -> None:

@@ -103,7 +103,26 @@ def test_limits_are_missed_in_words() -> None:
             volley("claa10", timed(61, engine_ms=60, transfer_ms=3)),
         ]
     )
-    assert [each["met"] for each in found["limits"]] == [False, False, False]
+    assert [each["met"] for each in found["limits"]] == [False, True, False, False]
+
+
+def test_each_arm_and_length_has_its_own_median_of_added_time() -> None:
+    found = summarize(
+        [
+            volley("full", timed(100, engine_ms=96)),
+            volley("full", timed(100, engine_ms=96), client="grpc", short=True),
+            volley("full", timed(100, engine_ms=50), client="grpc", short=True),
+            volley("claa10", timed(100, engine_ms=91), tokens=500),
+            volley("full", timed(300, engine_ms=99), timed(500, engine_ms=99)),
+        ]
+    )
+    added = {each["limit"]: each["measured"] for each in found["limits"]}
+    assert added == pytest.approx(
+        {
+            "ms added to the engine's own first token, 10000 tokens, full": 4,
+            "ms added to the engine's own first token, 500 tokens, CLAA 10 %": 9,
+        }
+    )
 
 
 def test_other_lengths_and_arms_have_the_first_limit_alone() -> None:
