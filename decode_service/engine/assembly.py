@@ -49,6 +49,11 @@ class Core:
         """The model as peers compare it."""
         return self.memory.capacity.identity
 
+    def close(self) -> None:
+        """Lets threads end, once no call can come any more."""
+        self.grammars.close()
+        self.worker.intake.close()
+
 
 def build_core(
     config: DecodeConfig,

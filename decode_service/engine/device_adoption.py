@@ -1,24 +1,32 @@
 """A handoff that landed in device memory: summed, checked and scattered there, beside the steps.
 
-All of it is enqueued on a stream of its own from a thread beside the engine's, so that it waits for
-no running step; the pages are the handoff's alone until it is adopted.
+All of it is enqueued on a stream of its own from one thread beside the engine's, so that it waits
+for no running step; the pages are the handoff's alone until it is adopted. Where the segments will
+lie is known with the grant, they are taken as they land. One thread and one stream put the work of
+all handoffs in one order: what is enqueued for a handoff that was given up is over before the next
+owner of its pages is adopted.
 """
 
 import asyncio
 import importlib.util
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from decode_service.engine.adoption import kv_segments, write_segment
+from decode_service.engine.adoption import write_segment
+from decode_service.engine.arrival import Arrival
+from decode_service.engine.device_taker import DeviceTaker, TakenFrom, TakingTools
+from decode_service.engine.handoffs import ReserveSpec
 from decode_service.engine.kv_cache import LengthGroup, PagedKvCache, SequencePages
 from decode_service.engine.landed import DeviceBytes
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.sparsity.layouts import KvLayout
 from shared.kv.memory import MemoryPart
-from shared.kv.slab_layout import aligned
+from shared.kv.slab_layout import SlabLayout, aligned
 from shared.kv_memory.sums import SegmentSums
 from shared.model.current_device import computing_on
-from shared.types.kv_manifest import KvManifest, Segment, SegmentKind
+from shared.types.kv_manifest import KvManifest, Segment, SegmentCheck, SegmentKind
 
 _Descriptor = tuple[int, int, int, int]
 """See `LandedLayers.layers_L4`."""
@@ -43,17 +51,53 @@ class DeviceAdoption:
         self._kernel = there if kernel is None else kernel
         self._sums = SegmentSums(cache.device)
         self._stream = torch.cuda.Stream(cache.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adoption")
 
     @property
     def name(self) -> str:
         """How it scatters, for logs."""
         return "triton" if self._kernel else "torch"
 
+    def expect(
+        self, spec: ReserveSpec, *, landed: MemoryPart, pages: SequencePages
+    ) -> Arrival | None:
+        """See `Adoption.expect`."""
+        layout = self._verifier.foresee(spec)
+        if layout is None:
+            return None
+        handoff = TakenFrom(
+            layout=layout,
+            data=DeviceBytes(landed, sums=self._sums),
+            pages=pages,
+            prompt_tokens=spec.prompt_tokens,
+        )
+        tools = TakingTools(
+            scatter=self._scatter,
+            sums=self._sums,
+            stream=self._stream,
+            verifier=self._verifier,
+            for_steps=self._for_steps,
+        )
+        return Arrival(layout, taker=DeviceTaker(handoff, tools), executor=self._thread)
+
     async def adopt(
-        self, manifest: KvManifest, *, landed: MemoryPart, pages: SequencePages
+        self,
+        manifest: KvManifest,
+        *,
+        landed: MemoryPart,
+        pages: SequencePages,
+        arrival: Arrival | None = None,
     ) -> tuple[KvLayout, ...]:
         """See `Adoption.adopt`."""
-        return await asyncio.to_thread(self._adopt, manifest, landed, pages)
+        taken = None if arrival is None else await arrival.taken()
+        if taken is not None and manifest.check is SegmentCheck.SUM64 and taken.serves(manifest):
+            return self._verifier.check_taken(manifest, taken)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._adopt, manifest, landed, pages)
+
+    def close(self) -> None:
+        """See `Adoption.close`."""
+        self._thread.shutdown()
 
     @torch.no_grad()
     def warm_up(self) -> None:
@@ -84,7 +128,13 @@ class DeviceAdoption:
             data = DeviceBytes(landed, sums=self._sums)
             try:
                 # Both are enqueued before either is waited for: refused, the pages go back unread.
-                self._scatter(manifest, data.tensor, pages)
+                layout = SlabLayout(
+                    total_bytes=landed.nbytes,
+                    layouts=manifest.layouts,
+                    layer_layouts=manifest.layer_layouts,
+                    segments=manifest.segments,
+                )
+                self._scatter(layout, layout.segments, data.tensor, pages)
                 checked = self._verifier.check_bytes(manifest, data)
                 return tuple(self._for_steps(layout) for layout in checked)
             finally:
@@ -99,15 +149,23 @@ class DeviceAdoption:
             there.positions_RN.record_stream(torch.cuda.default_stream(self._cache.device))
         return there
 
-    def _scatter(self, manifest: KvManifest, data: torch.Tensor, pages: SequencePages) -> None:
-        segments = kv_segments(manifest)
+    def _scatter(
+        self,
+        layout: SlabLayout,
+        segments: Sequence[Segment],
+        data: torch.Tensor,
+        pages: SequencePages,
+    ) -> None:
+        """Copies those of the segments that hold keys and values."""
+        layers = [segment for segment in segments if segment.kind is SegmentKind.KV]
         if self._kernel:
-            layers = [self._descriptor(manifest, segment) for segment in segments]
-            self._launch(layers, data, pages)
+            if layers:
+                self._launch([self._descriptor(layout, each) for each in layers], data, pages)
             return
-        for segment in segments:
+        for segment in layers:
             piece = data[segment.offset : segment.offset + segment.length]
-            write_segment(self._cache, manifest, segment, piece, pages)
+            slots = layout.slots_of(segment.index)
+            write_segment(self._cache, segment, piece, pages, slots=slots)
 
     def _launch(self, layers: list[_Descriptor], data: torch.Tensor, pages: SequencePages) -> None:
         # Imported late: without a GPU there need be no Triton.
@@ -129,9 +187,9 @@ class DeviceAdoption:
         )
         scatter_prompt(landed, front=front, rest=rest)
 
-    def _descriptor(self, manifest: KvManifest, segment: Segment) -> _Descriptor:
+    def _descriptor(self, layout: SlabLayout, segment: Segment) -> _Descriptor:
         cache, layer = self._cache, segment.index
-        slots = manifest.layouts[manifest.layer_layouts[layer]].slots
+        slots = layout.slots_of(layer)
         group = cache.group_of(layer)
         index = layer - cache.pools[group].layers.start
         return segment.offset // cache.geometry.itemsize, slots, group.value, index

@@ -54,6 +54,7 @@ class Parcel:
             slab_bytes=self.plan.slab.total_bytes,
             max_new_tokens=self.request.stop.max_tokens - self.request.earlier_tokens,
             num_branches=self.request.num_branches,
+            pruning=self.plan.summary,
         )
 
     @property

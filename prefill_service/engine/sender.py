@@ -23,7 +23,7 @@ from shared.errors import (
 from shared.transport.base import Grant, KvSender, TransferStats
 from shared.transport.paired import PairedTransports
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
-from shared.types.kv_manifest import KvManifest, SegmentCheck
+from shared.types.kv_manifest import KvManifest, PruningSummary, SegmentCheck
 
 T = TypeVar("T")
 
@@ -46,6 +46,8 @@ class ReserveTerms:
     """Tokens that each answer will have at most."""
     num_branches: int = 1
     """Answers that share the prompt."""
+    pruning: PruningSummary | None = None
+    """What the prompt will be pruned with, so that layers can be taken as they land."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,6 +227,15 @@ class DirectLanding(Protocol):
             StaleWriteError: the lease is over, or the chunk leaves it.
         """
 
+    def arrived(self, *, slot: int, generation: int, offset: int, length: int) -> None:
+        """Renews the lease of a chunk in device memory, which the manifest's sums cover.
+
+        Its range is within the lease.
+
+        Raises:
+            StaleWriteError: the lease is over.
+        """
+
     def heartbeat(self, slot: int, generation: int) -> None:
         """See `SlabWriter.heartbeat`."""
 

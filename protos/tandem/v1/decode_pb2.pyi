@@ -110,6 +110,7 @@ class ReserveRequest(_message.Message):
     SLAB_BYTES_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_BRANCHES_FIELD_NUMBER: _builtins.int
+    PRUNING_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Prompt tokens L: KV slots of every whole layer."""
     kept_tokens: _builtins.int
@@ -130,6 +131,12 @@ class ReserveRequest(_message.Message):
     def model(self) -> _common_pb2.ModelIdentity:
         """Must equal the worker's own, or the call fails with the differing field named."""
 
+    @_builtins.property
+    def pruning(self) -> _common_pb2.PruningSummary:
+        """What the prompt will be pruned with: it says where the segments will lie, so that what lands in a device's memory can be
+        brought into pages before the commit. Absent, or where it is not final yet, that begins with the commit.
+        """
+
     def __init__(
         self,
         *,
@@ -141,10 +148,11 @@ class ReserveRequest(_message.Message):
         slab_bytes: _builtins.int = ...,
         max_new_tokens: _builtins.int = ...,
         num_branches: _builtins.int = ...,
+        pruning: _common_pb2.PruningSummary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "model", b"model", "pruning", b"pruning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "kept_tokens", b"kept_tokens", "max_new_tokens", b"max_new_tokens", "model", b"model", "num_branches", b"num_branches", "prompt_tokens", b"prompt_tokens", "slab_bytes", b"slab_bytes", "whole_layers", b"whole_layers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "kept_tokens", b"kept_tokens", "max_new_tokens", b"max_new_tokens", "model", b"model", "num_branches", b"num_branches", "prompt_tokens", b"prompt_tokens", "pruning", b"pruning", "slab_bytes", b"slab_bytes", "whole_layers", b"whole_layers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
