@@ -228,9 +228,9 @@ class DirectLanding(Protocol):
         """
 
     def arrived(self, *, slot: int, generation: int, offset: int, length: int) -> None:
-        """Renews the lease of a chunk in device memory, which the manifest's sums cover.
+        """Renews the lease of a chunk that holds what its sender meant, as far as is known yet.
 
-        Its range is within the lease.
+        Its range is within the lease; a manifest may have sums of it.
 
         Raises:
             StaleWriteError: the lease is over.

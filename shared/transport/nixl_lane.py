@@ -97,6 +97,12 @@ class Lane:
             return
         try:
             self._check(notice)
+            self._landing.arrived(
+                slot=self._slot,
+                generation=self._generation,
+                offset=notice.offset,
+                length=notice.length,
+            )
         except TandemError as error:
             self.refuse(error)
             return
@@ -133,19 +139,13 @@ class Lane:
             )
 
     def _check_range(self, notice: Notice) -> None:
-        """A chunk in device memory, whose sums the manifest tells later."""
+        """A chunk without a sum of its own is in device memory; the manifest's are for later."""
         if not self._direct or notice.offset + notice.length > self._window.nbytes:
             raise StaleWriteError(
                 f"a write of {notice.length} bytes at {notice.offset} without a checksum does not "
                 f"fit a lease of {self._window.nbytes} bytes in this worker's memory: the sender "
                 "planned another layout or runs another version; start a new attempt"
             )
-        self._landing.arrived(
-            slot=self._slot,
-            generation=self._generation,
-            offset=notice.offset,
-            length=notice.length,
-        )
 
     def _tell(self) -> None:
         self._news.set()
