@@ -206,7 +206,8 @@ class ManifestVerifier:
     def _check_tokens(
         self, manifest: KvManifest, spec: ReserveSpec, prompt_ids: Sequence[int]
     ) -> None:
-        if len(manifest.first_tokens) != spec.num_branches or not all(
+        expected = 0 if manifest.first_tokens_follow else spec.num_branches
+        if len(manifest.first_tokens) != expected or not all(
             token.token_id < self._vocab_size for token in manifest.first_tokens
         ):
             raise rejected(

@@ -33,6 +33,9 @@ class PromptSlab(ABC):
         data: the bytes, uint8, at least the layout's.
     """
 
+    is_ahead = False
+    """Whether its bytes are final before the first token is drawn; otherwise it is, or nearly."""
+
     def __init__(self, layout: SlabLayout, *, geometry: KvGeometry, data: torch.Tensor) -> None:
         self.layout = layout
         self._geometry = geometry
