@@ -1,10 +1,8 @@
 """A handoff that landed in device memory: summed, checked and scattered there, beside the steps.
 
-All of it is enqueued on a stream of its own from one thread beside the engine's, so that it waits
-for no running step; the pages are the handoff's alone until it is adopted. Where the segments will
-lie is known with the grant, they are taken as they land. One thread and one stream put the work of
-all handoffs in one order: what is enqueued for a handoff that was given up is over before the next
-owner of its pages is adopted.
+All of it is enqueued on a stream of its own from threads beside the engine's, so that it waits for
+no running step; the pages are the handoff's alone until it is adopted. Where a grant says how the
+prompt will be pruned, segments are taken as they land (`arrival.py`), and the commit compares.
 """
 
 import asyncio
@@ -89,11 +87,14 @@ class DeviceAdoption:
         arrival: Arrival | None = None,
     ) -> tuple[KvLayout, ...]:
         """See `Adoption.adopt`."""
-        taken = None if arrival is None else await arrival.taken()
-        if taken is not None and manifest.check is SegmentCheck.SUM64 and taken.serves(manifest):
-            return self._verifier.check_taken(manifest, taken)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._adopt, manifest, landed, pages)
+        if arrival is not None:
+            taken = await arrival.taken()
+            sums = manifest.check is SegmentCheck.SUM64
+            if taken is not None and sums and taken.serves(manifest):
+                return self._verifier.check_taken(manifest, taken)
+            # What of it still waits or runs must not meet the copies that follow.
+            await asyncio.to_thread(arrival.abandon)
+        return await asyncio.to_thread(self._adopt, manifest, landed, pages)
 
     def close(self) -> None:
         """See `Adoption.close`."""

@@ -164,7 +164,8 @@ async def test_pages_of_a_handoff_that_was_given_up_half_way_serve_the_next_one(
     key = HandoffKey("next")
     grant = await peer.reserve(key, second)
     await peer.push(grant, second)
-    answer = await peer.commit(key, grant, second, manifest=summed(second, peer))
+    manifest = replace(summed(second, peer), first_tokens=(), first_tokens_follow=True)
+    answer = await peer.commit(key, grant, second, manifest=manifest)
     assert answer.WhichOneof("result") == "adopted", answer
     decoded = await peer.decode(peer.decode_request(key, second))
     assert decoded.tokens == direct_tokens(tiny_model, second, num_tokens=15)
