@@ -7,27 +7,30 @@ prompt will be pruned, segments are taken as they land (`arrival.py`), and the c
 
 import asyncio
 import importlib.util
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from decode_service.engine.adoption import write_segment
 from decode_service.engine.arrival import Arrival
 from decode_service.engine.device_taker import DeviceTaker, TakenFrom, TakingTools
 from decode_service.engine.handoffs import ReserveSpec
-from decode_service.engine.kv_cache import LengthGroup, PagedKvCache, SequencePages
+from decode_service.engine.kv_cache import PagedKvCache, SequencePages
 from decode_service.engine.landed import DeviceBytes
+from decode_service.engine.page_scatter import PageScatter
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.sparsity.layouts import KvLayout
 from shared.kv.memory import MemoryPart
 from shared.kv.slab_layout import SlabLayout, aligned
 from shared.kv_memory.sums import SegmentSums
 from shared.model.current_device import computing_on
-from shared.types.kv_manifest import KvManifest, Segment, SegmentCheck, SegmentKind
-
-_Descriptor = tuple[int, int, int, int]
-"""See `LandedLayers.layers_L4`."""
+from shared.types.kv_manifest import (
+    KvManifest,
+    LayoutSpec,
+    PositionKind,
+    Segment,
+    SegmentCheck,
+    SegmentKind,
+)
 
 
 class DeviceAdoption:
@@ -113,8 +116,13 @@ class DeviceAdoption:
         with computing_on(cache.device):
             self._sums.enqueue(data, (slot,))
             if self._kernel:
-                group = cache.group_of(0)
-                self._launch([(0, 1, group.value, 0)], data, pages)
+                layout = SlabLayout(
+                    total_bytes=data.numel(),
+                    layouts=(LayoutSpec(kind=PositionKind.IDENTITY, slots=1),),
+                    layer_layouts=(0,),
+                    segments=(slot,),
+                )
+                self._scatter(layout, data, pages).copy(0, 1)
             if self._on_gpu:
                 torch.cuda.synchronize(cache.device)
         cache.release(pages)
@@ -135,7 +143,7 @@ class DeviceAdoption:
                     layer_layouts=manifest.layer_layouts,
                     segments=manifest.segments,
                 )
-                self._scatter(layout, layout.segments, data.tensor, pages)
+                self._scatter(layout, data.tensor, pages).copy(0, len(layout.segments))
                 checked = self._verifier.check_bytes(manifest, data)
                 return tuple(self._for_steps(layout) for layout in checked)
             finally:
@@ -150,47 +158,5 @@ class DeviceAdoption:
             there.positions_RN.record_stream(torch.cuda.default_stream(self._cache.device))
         return there
 
-    def _scatter(
-        self,
-        layout: SlabLayout,
-        segments: Sequence[Segment],
-        data: torch.Tensor,
-        pages: SequencePages,
-    ) -> None:
-        """Copies those of the segments that hold keys and values."""
-        layers = [segment for segment in segments if segment.kind is SegmentKind.KV]
-        if self._kernel:
-            if layers:
-                self._launch([self._descriptor(layout, each) for each in layers], data, pages)
-            return
-        for segment in layers:
-            piece = data[segment.offset : segment.offset + segment.length]
-            slots = layout.slots_of(segment.index)
-            write_segment(self._cache, segment, piece, pages, slots=slots)
-
-    def _launch(self, layers: list[_Descriptor], data: torch.Tensor, pages: SequencePages) -> None:
-        # Imported late: without a GPU there need be no Triton.
-        from decode_service.kernels.scatter_prompt import (  # noqa: PLC0415
-            LandedLayers,
-            PagePool,
-            scatter_prompt,
-        )
-
-        cache = self._cache
-        front, rest = (
-            PagePool(memory=cache.pools[group].memory, table=pages.of(group).table)
-            for group in (LengthGroup.FRONT, LengthGroup.REST)
-        )
-        landed = LandedLayers(
-            slab=data.view(front.memory.dtype),
-            layers_L4=torch.tensor(layers, dtype=torch.int64).to(cache.device, non_blocking=True),
-            most_slots=max(slots for _, slots, _, _ in layers),
-        )
-        scatter_prompt(landed, front=front, rest=rest)
-
-    def _descriptor(self, layout: SlabLayout, segment: Segment) -> _Descriptor:
-        cache, layer = self._cache, segment.index
-        slots = layout.slots_of(layer)
-        group = cache.group_of(layer)
-        index = layer - cache.pools[group].layers.start
-        return segment.offset // cache.geometry.itemsize, slots, group.value, index
+    def _scatter(self, layout: SlabLayout, data: torch.Tensor, pages: SequencePages) -> PageScatter:
+        return PageScatter(self._cache, layout=layout, data=data, pages=pages, kernel=self._kernel)

@@ -3,7 +3,7 @@
 Shapes: none; segments are bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +11,12 @@ import torch
 from decode_service.engine.arrival import Taken
 from decode_service.engine.kv_cache import SequencePages
 from decode_service.engine.landed import DeviceBytes
+from decode_service.engine.page_scatter import PageScatter
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.sparsity.layouts import KvLayout
 from shared.errors import ManifestError
 from shared.kv.slab_layout import SlabLayout
-from shared.kv_memory.sums import SegmentSums
+from shared.kv_memory.sums import RunningSums, SegmentSums
 from shared.kv_memory.weighted_sum import unsigned
 from shared.types.kv_manifest import Segment, SegmentKind
 
@@ -38,10 +39,10 @@ class TakenFrom:
 class TakingTools:
     """What takes segments of every handoff."""
 
-    scatter: Callable[[SlabLayout, Sequence[Segment], torch.Tensor, SequencePages], None]
-    """Enqueues copies of segments into pages; positions among them are skipped."""
+    scatter: Callable[[SlabLayout, torch.Tensor, SequencePages], PageScatter]
+    """Begins copies into pages."""
     sums: SegmentSums
-    """Enqueues sums."""
+    """Begins sums."""
     stream: torch.cuda.Stream | None
     """Where both are enqueued; None where calls return when their work is done."""
     verifier: ManifestVerifier
@@ -61,8 +62,10 @@ class DeviceTaker:
     def __init__(self, handoff: TakenFrom, tools: TakingTools) -> None:
         self._handoff = handoff
         self._tools = tools
-        self._begun = False
-        self._sums: list[tuple[Sequence[Segment], torch.Tensor]] = []
+        self._numbers = {segment.offset: n for n, segment in enumerate(handoff.layout.segments)}
+        self._begun: tuple[PageScatter, RunningSums] | None = None
+        self._left = len(handoff.layout.segments)
+        self._sums_S: torch.Tensor | None = None
         self._layouts: dict[int, KvLayout] = {}
         self._wrong: ManifestError | None = None
         self._last: torch.cuda.Event | None = None
@@ -70,15 +73,17 @@ class DeviceTaker:
     @torch.no_grad()
     def take(self, segments: Sequence[Segment]) -> None:
         """See `SegmentTaker.take`."""
-        handoff, tools = self._handoff, self._tools
+        tools = self._tools
         with torch.cuda.stream(tools.stream):
-            free_since, self._begun = None if self._begun else handoff.pages.free_since, True
-            if tools.stream is not None and free_since is not None:
-                tools.stream.wait_event(free_since)
             try:
-                # Summed behind the copies: bytes that change meanwhile are found out.
-                tools.scatter(handoff.layout, segments, handoff.data.tensor, handoff.pages)
-                self._sums.append((segments, tools.sums.enqueue(handoff.data.tensor, segments)))
+                scatter, sums = self._begun = self._begun or self._begin()
+                for first, end in _runs([self._numbers[each.offset] for each in segments]):
+                    # Summed behind the copies: bytes that change meanwhile are found out.
+                    scatter.copy(first, end)
+                    sums.add(first, end)
+                self._left -= len(segments)
+                if not self._left:
+                    self._sums_S = tools.sums.on_host(sums)
                 for segment in segments:
                     if segment.kind is SegmentKind.POSITIONS:
                         self._read_positions(segment)
@@ -90,17 +95,13 @@ class DeviceTaker:
         """See `SegmentTaker.taken`."""
         self.wait()
         layout = self._handoff.layout
-        sums = {
-            segment.offset: unsigned(total)
-            for segments, totals in self._sums
-            for segment, total in zip(segments, totals.tolist(), strict=True)
-        }
+        assert self._sums_S is not None, "every segment was taken"
         for index in range(len(layout.layouts)):
             if index not in self._layouts and self._wrong is None:
                 self._layouts[index] = self._checked(index, None)  # the identity
         return Taken(
             layout=layout,
-            sums=tuple(sums[segment.offset] for segment in layout.segments),
+            sums=tuple(map(unsigned, self._sums_S.tolist())),
             layouts=() if self._wrong else tuple(v for _, v in sorted(self._layouts.items())),
             wrong=self._wrong,
         )
@@ -109,6 +110,15 @@ class DeviceTaker:
         """See `SegmentTaker.wait`."""
         if self._last is not None:
             self._last.synchronize()
+
+    def _begin(self) -> tuple[PageScatter, RunningSums]:
+        handoff, tools, data = self._handoff, self._tools, self._handoff.data.tensor
+        if tools.stream is not None and handoff.pages.free_since is not None:
+            tools.stream.wait_event(handoff.pages.free_since)
+        return (
+            tools.scatter(handoff.layout, data, handoff.pages),
+            tools.sums.begin(data, handoff.layout.segments),
+        )
 
     def _read_positions(self, segment: Segment) -> None:
         try:
@@ -127,3 +137,16 @@ class DeviceTaker:
             positions=positions,
         )
         return self._tools.for_steps(layout)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and end of each stretch of numbers that follow each other."""
+    first = end = -1
+    for number in sorted(numbers):
+        if number != end:
+            if end > first:
+                yield first, end
+            first = number
+        end = number + 1
+    if end > first:
+        yield first, end
