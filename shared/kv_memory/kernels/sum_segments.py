@@ -66,7 +66,7 @@ def launch_sums(data: Tensor, segments: Sequence[Segment]) -> Tensor:
 
 
 def _programs(words: int) -> int:
-    return triton.cdiv(words, _BLOCK * _BLOCKS_A_PROGRAM)
+    return -(-words // (_BLOCK * _BLOCKS_A_PROGRAM))
 
 
 @triton.jit(do_not_specialize=["first_segment", "programs"])
