@@ -1,18 +1,19 @@
 """One try to get a KV cache to one decode worker: reserve, push, commit, or abort."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
 from prefill_service.engine.grants import GrantHistory
 from prefill_service.engine.handoff_notes import HandoffNotes, NotedSender
 from prefill_service.engine.job import Target
-from prefill_service.engine.prompt_slab import PromptSlab, Range
+from prefill_service.engine.prompt_slab import PromptSlab
+from prefill_service.engine.range_writes import RangeWrites
 from shared.errors import (
     HandoffError,
     InvalidRequestError,
@@ -169,11 +170,13 @@ class Delivery:
         with self._blaming_transport():
             await sender.open(address=self.target.address, grant=grant)
             self.machine.advance(HandoffState.STREAMING)
-            written = _Writes(lambda o, n: self._in_lease(sender.write(o, slab.view(o, n)), grant))
+            written = RangeWrites(
+                lambda o, n: self._in_lease(sender.write(o, slab.view(o, n)), grant)
+            )
             await written.follow(slab.ranges(), to_the_end=self.check is not SegmentCheck.SUM64)
         self._sealing = asyncio.create_task(self._seal(written, sender, grant))
 
-    async def _seal(self, written: "_Writes", sender: KvSender, grant: Grant) -> TransferStats:
+    async def _seal(self, written: RangeWrites, sender: KvSender, grant: Grant) -> TransferStats:
         await written.end()
         return await self._in_lease(sender.seal(), grant)
 
@@ -278,52 +281,3 @@ class Delivery:
         if self._grant is None:
             raise HandoffError("a transfer began without a grant; report this")
         return self._grant
-
-
-class _Writes:
-    """Writes ranges one after the other.
-
-    Args:
-        write: writes one.
-    """
-
-    def __init__(self, write: Callable[[int, int], Awaitable[None]]) -> None:
-        self._write = write
-        self._last: asyncio.Future[None] | None = None
-
-    async def follow(self, ranges: AsyncIterator[Range], *, to_the_end: bool) -> None:
-        """Writes what comes; unless `to_the_end`, the last write may be under way on return."""
-        try:
-            while (following := await self._next(ranges)) is not None:
-                await self.end()
-                self._last = asyncio.ensure_future(self._write(*following))
-            if to_the_end:
-                await self.end()
-        except BaseException:
-            await _cancelled(self._last)
-            raise
-
-    async def end(self) -> None:
-        """Waits for the write that is under way; cancelled, it ends that."""
-        if self._last is not None:
-            await self._last
-
-    async def _next(self, ranges: AsyncIterator[Range]) -> Range | None:
-        """The next range, None at the end; a write that fails meanwhile is not waited out."""
-        following = asyncio.ensure_future(anext(ranges, None))
-        try:
-            if self._last is not None:
-                both: set[asyncio.Future[Any]] = {following, self._last}
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                if self._last.done():
-                    self._last.result()
-            return await following
-        finally:
-            await _cancelled(following)
-
-
-async def _cancelled(future: asyncio.Future[T] | None) -> None:
-    """Ends what is still under way."""
-    if future is not None and not future.done():
-        future.cancel()
-        await asyncio.gather(future, return_exceptions=True)
