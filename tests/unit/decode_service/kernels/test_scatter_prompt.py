@@ -45,7 +45,7 @@ def scattered(cache: PagedKvCache, *, front: int, rest: int) -> SequencePages:
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("runs", [(None,), (range(3, 4), range(3))], ids=["at once", "in runs"])
-def test_equals_the_copies_of_each_layer(  # noqa: PLR0917  a cache has five sizes
+def test_equals_the_copies_of_each_layer(
     heads: int,
     head_dim: int,
     whole: int,
