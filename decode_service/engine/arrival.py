@@ -112,6 +112,13 @@ class Arrival:
             return None
         return await asyncio.shield(self._taken)
 
+    async def give_way(self) -> None:
+        """See `abandon`; the loop goes on while something is under way."""
+        if self._taken is None:
+            self.abandon()
+        else:
+            await asyncio.to_thread(self.abandon)
+
     def abandon(self) -> None:
         """From now on nothing touches the slab or the pages, and nothing is under way."""
         with self._taking:

@@ -96,7 +96,7 @@ class DeviceAdoption:
             if taken is not None and sums and taken.serves(manifest):
                 return self._verifier.check_taken(manifest, taken)
             # What of it still waits or runs must not meet the copies that follow.
-            await asyncio.to_thread(arrival.abandon)
+            await arrival.give_way()
         return await asyncio.to_thread(self._adopt, manifest, landed, pages)
 
     def close(self) -> None:
