@@ -5,11 +5,11 @@ whether somebody watches what it reads. Both paths read and write the same pages
 anything behind in a row that the other would miss, so that a row may change between two steps.
 
 Where every row takes its best token, nothing else is asked and none ends with it, the next step is
-enqueued before the tokens of this one are fetched, so that the device does not wait for the host. The next call finds
-it under way; if by then the rows are others, it is dropped. That costs its time, and leaves no
-trace: it wrote one slot of each row, which the row's own next step writes again, in pages that the
-row held when it was enqueued; whoever gets these pages next writes them later in the same stream,
-or in one that waits for `SequencePages.free_since`.
+enqueued before the tokens of this one are fetched, so that the device does not wait for the host.
+The next call finds it under way; if by then the rows are others, it is dropped. That costs its
+time, and leaves no trace: it wrote one slot of each row, which the row's own next step writes
+again, in pages that the row held when it was enqueued; whoever gets these pages next writes them
+later in the same stream, or in one that waits for `SequencePages.free_since`.
 """
 
 import operator
