@@ -246,7 +246,7 @@ class DecodeServer:
         if self._landing is not None:
             await self._landing.close()
         if self._core is not None:
-            self._core.grammars.close()  # calls that came until now may still have asked it
+            self._core.close()  # calls that came until now may still have asked it
         await self._admin.stop()
         await asyncio.to_thread(self._spans.close)
 

@@ -7,7 +7,9 @@ from typing import Protocol
 
 import torch
 
+from decode_service.engine.arrival import Arrival
 from decode_service.engine.engine import DecodeEngine
+from decode_service.engine.handoffs import ReserveSpec
 from decode_service.engine.kv_cache import PagedKvCache, SequencePages
 from decode_service.engine.landed import HostBytes, bytes_of
 from decode_service.engine.verify import ManifestVerifier
@@ -25,14 +27,33 @@ class Adoption(Protocol):
     def warm_up(self) -> None:
         """Does first-time work, so that no handoff waits for it; needs an idle cache; blocks."""
 
+    def expect(
+        self, spec: ReserveSpec, *, landed: MemoryPart, pages: SequencePages
+    ) -> Arrival | None:
+        """What takes segments into the pages as they land; None where the commit does all of it."""
+
     async def adopt(
-        self, manifest: KvManifest, *, landed: MemoryPart, pages: SequencePages
+        self,
+        manifest: KvManifest,
+        *,
+        landed: MemoryPart,
+        pages: SequencePages,
+        arrival: Arrival | None = None,
     ) -> tuple[KvLayout, ...]:
         """Fills the pages with what landed; returns the layouts, which share no memory with it.
+
+        Args:
+            manifest: what is promised.
+            landed: the handoff's slab.
+            pages: its pages.
+            arrival: what was taken as it landed.
 
         Raises:
             ManifestError: what landed is not what was promised; the pages hold nothing of use.
         """
+
+    def close(self) -> None:
+        """Lets its threads end; nothing is adopted any more."""
 
 
 class HostAdoption:
@@ -54,10 +75,26 @@ class HostAdoption:
     def warm_up(self) -> None:
         """Nothing to do."""
 
+    def expect(
+        self, spec: ReserveSpec, *, landed: MemoryPart, pages: SequencePages
+    ) -> Arrival | None:
+        """None: copies on the host are the engine's, between steps."""
+        del spec, landed, pages
+        return None
+
+    def close(self) -> None:
+        """Nothing to do."""
+
     async def adopt(
-        self, manifest: KvManifest, *, landed: MemoryPart, pages: SequencePages
+        self,
+        manifest: KvManifest,
+        *,
+        landed: MemoryPart,
+        pages: SequencePages,
+        arrival: Arrival | None = None,
     ) -> tuple[KvLayout, ...]:
         """See `Adoption.adopt`."""
+        assert arrival is None, "none is made here"
         view = landed.on_host()
         layouts = await asyncio.to_thread(self._verifier.check_bytes, manifest, HostBytes(view))
         for batch in _batches(manifest):
@@ -73,19 +110,15 @@ class HostAdoption:
     ) -> None:
         for segment in batch:
             flat = torch.frombuffer(bytes_of(segment, view), dtype=torch.uint8)
-            write_segment(self._cache, manifest, segment, flat, pages)
+            slots = manifest.layouts[manifest.layer_layouts[segment.index]].slots
+            write_segment(self._cache, segment, flat, pages, slots=slots)
 
 
 def write_segment(
-    cache: PagedKvCache,
-    manifest: KvManifest,
-    segment: Segment,
-    data: torch.Tensor,
-    pages: SequencePages,
+    cache: PagedKvCache, segment: Segment, data: torch.Tensor, pages: SequencePages, *, slots: int
 ) -> None:
-    """Copies one layer, given as bytes [segment.length], into its pages."""
+    """Copies one layer of `slots` slots, given as bytes [segment.length], into its pages."""
     geometry = cache.geometry
-    slots = manifest.layouts[manifest.layer_layouts[segment.index]].slots
     shape = (2, slots, geometry.num_kv_heads, geometry.head_dim)
     kv = data.view(getattr(torch, geometry.dtype)).view(shape)
     cache.write_prompt(pages, layer=segment.index, keys_NGD=kv[0], values_NGD=kv[1])

@@ -70,6 +70,11 @@ class Core:
         slow = self.slow_rows.outlook(profile)
         return {**self.backend.log_facts(), **facts, "rows_by_torch": slow}
 
+    def close(self) -> None:
+        """Lets threads end, once no call can come any more."""
+        self.grammars.close()
+        self.worker.intake.close()
+
 
 def build_core(
     config: DecodeConfig,

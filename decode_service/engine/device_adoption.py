@@ -1,27 +1,36 @@
 """A handoff that landed in device memory: summed, checked and scattered there, beside the steps.
 
-All of it is enqueued on a stream of its own from a thread beside the engine's, so that it waits for
-no running step; the pages are the handoff's alone until it is adopted.
+All of it is enqueued on a stream of its own from threads beside the engine's, so that it waits for
+no running step; the pages are the handoff's alone until it is adopted. Where a grant says how the
+prompt will be pruned, segments are taken as they land (`arrival.py`), and the commit compares.
 """
 
 import asyncio
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from decode_service.engine.adoption import kv_segments, write_segment
-from decode_service.engine.kv_cache import LengthGroup, PagedKvCache, SequencePages
+from decode_service.engine.arrival import Arrival
+from decode_service.engine.device_taker import DeviceTaker, TakenFrom, TakingTools
+from decode_service.engine.handoffs import ReserveSpec
+from decode_service.engine.kv_cache import PagedKvCache, SequencePages
 from decode_service.engine.landed import DeviceBytes
+from decode_service.engine.page_scatter import PageScatter
 from decode_service.engine.verify import ManifestVerifier
 from decode_service.sparsity.layouts import KvLayout
 from shared.kv.memory import MemoryPart
-from shared.kv.slab_layout import aligned
+from shared.kv.slab_layout import SlabLayout, aligned
 from shared.kv_memory.sums import SegmentSums
 from shared.model.current_device import computing_on
-from shared.types.kv_manifest import KvManifest, Segment, SegmentKind
-
-_Descriptor = tuple[int, int, int, int]
-"""See `LandedLayers.layers_L4`."""
+from shared.types.kv_manifest import (
+    KvManifest,
+    LayoutSpec,
+    PositionKind,
+    Segment,
+    SegmentCheck,
+    SegmentKind,
+)
 
 
 class DeviceAdoption:
@@ -43,17 +52,56 @@ class DeviceAdoption:
         self._kernel = there if kernel is None else kernel
         self._sums = SegmentSums(cache.device)
         self._stream = torch.cuda.Stream(cache.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adoption")
 
     @property
     def name(self) -> str:
         """How it scatters, for logs."""
         return "triton" if self._kernel else "torch"
 
+    def expect(
+        self, spec: ReserveSpec, *, landed: MemoryPart, pages: SequencePages
+    ) -> Arrival | None:
+        """See `Adoption.expect`."""
+        layout = self._verifier.foresee(spec)
+        if layout is None:
+            return None
+        handoff = TakenFrom(
+            layout=layout,
+            data=DeviceBytes(landed, sums=self._sums),
+            pages=pages,
+            prompt_tokens=spec.prompt_tokens,
+        )
+        tools = TakingTools(
+            scatter=self._scatter,
+            sums=self._sums,
+            stream=self._stream,
+            verifier=self._verifier,
+            for_steps=self._for_steps,
+        )
+        return Arrival(layout, taker=DeviceTaker(handoff, tools), executor=self._thread)
+
     async def adopt(
-        self, manifest: KvManifest, *, landed: MemoryPart, pages: SequencePages
+        self,
+        manifest: KvManifest,
+        *,
+        landed: MemoryPart,
+        pages: SequencePages,
+        arrival: Arrival | None = None,
     ) -> tuple[KvLayout, ...]:
         """See `Adoption.adopt`."""
+        if arrival is not None:
+            taken = await arrival.taken()
+            sums = manifest.check is SegmentCheck.SUM64
+            if taken is not None and sums and taken.serves(manifest):
+                return self._verifier.check_taken(manifest, taken)
+            # What of it still waits or runs must not meet the copies that follow.
+            await arrival.give_way()
         return await asyncio.to_thread(self._adopt, manifest, landed, pages)
+
+    def close(self) -> None:
+        """See `Adoption.close`."""
+        self._thread.shutdown()
 
     @torch.no_grad()
     def warm_up(self) -> None:
@@ -68,8 +116,13 @@ class DeviceAdoption:
         with computing_on(cache.device):
             self._sums.enqueue(data, (slot,))
             if self._kernel:
-                group = cache.group_of(0)
-                self._launch([(0, 1, group.value, 0)], data, pages)
+                layout = SlabLayout(
+                    total_bytes=data.numel(),
+                    layouts=(LayoutSpec(kind=PositionKind.IDENTITY, slots=1),),
+                    layer_layouts=(0,),
+                    segments=(slot,),
+                )
+                self._scatter(layout, data, pages).copy(0, 1)
             if self._on_gpu:
                 torch.cuda.synchronize(cache.device)
         cache.release(pages)
@@ -84,7 +137,13 @@ class DeviceAdoption:
             data = DeviceBytes(landed, sums=self._sums)
             try:
                 # Both are enqueued before either is waited for: refused, the pages go back unread.
-                self._scatter(manifest, data.tensor, pages)
+                layout = SlabLayout(
+                    total_bytes=landed.nbytes,
+                    layouts=manifest.layouts,
+                    layer_layouts=manifest.layer_layouts,
+                    segments=manifest.segments,
+                )
+                self._scatter(layout, data.tensor, pages).copy(0, len(layout.segments))
                 checked = self._verifier.check_bytes(manifest, data)
                 return tuple(self._for_steps(layout) for layout in checked)
             finally:
@@ -99,39 +158,5 @@ class DeviceAdoption:
             there.positions_RN.record_stream(torch.cuda.default_stream(self._cache.device))
         return there
 
-    def _scatter(self, manifest: KvManifest, data: torch.Tensor, pages: SequencePages) -> None:
-        segments = kv_segments(manifest)
-        if self._kernel:
-            layers = [self._descriptor(manifest, segment) for segment in segments]
-            self._launch(layers, data, pages)
-            return
-        for segment in segments:
-            piece = data[segment.offset : segment.offset + segment.length]
-            write_segment(self._cache, manifest, segment, piece, pages)
-
-    def _launch(self, layers: list[_Descriptor], data: torch.Tensor, pages: SequencePages) -> None:
-        # Imported late: without a GPU there need be no Triton.
-        from decode_service.kernels.scatter_prompt import (  # noqa: PLC0415
-            LandedLayers,
-            PagePool,
-            scatter_prompt,
-        )
-
-        cache = self._cache
-        front, rest = (
-            PagePool(memory=cache.pools[group].memory, table=pages.of(group).table)
-            for group in (LengthGroup.FRONT, LengthGroup.REST)
-        )
-        landed = LandedLayers(
-            slab=data.view(front.memory.dtype),
-            layers_L4=torch.tensor(layers, dtype=torch.int64).to(cache.device, non_blocking=True),
-            most_slots=max(slots for _, slots, _, _ in layers),
-        )
-        scatter_prompt(landed, front=front, rest=rest)
-
-    def _descriptor(self, manifest: KvManifest, segment: Segment) -> _Descriptor:
-        cache, layer = self._cache, segment.index
-        slots = manifest.layouts[manifest.layer_layouts[layer]].slots
-        group = cache.group_of(layer)
-        index = layer - cache.pools[group].layers.start
-        return segment.offset // cache.geometry.itemsize, slots, group.value, index
+    def _scatter(self, layout: SlabLayout, data: torch.Tensor, pages: SequencePages) -> PageScatter:
+        return PageScatter(self._cache, layout=layout, data=data, pages=pages, kernel=self._kernel)

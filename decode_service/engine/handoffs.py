@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
+from decode_service.engine.arrival import Arrival
 from decode_service.engine.branches import Branches
 from decode_service.engine.kv_cache import SequencePages
 from decode_service.engine.sequence import PromptKv
 from shared.errors import StaleWriteError
 from shared.kv.slab import SlabLease
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
-from shared.types.kv_manifest import KvManifest
+from shared.types.kv_manifest import KvManifest, PruningSummary
 from shared.types.model_identity import ModelIdentity
 
 TOKEN_BYTES = 16
@@ -40,6 +41,8 @@ class ReserveSpec:
     """Tokens to generate, the first one included."""
     num_branches: int = 1
     """Answers that share the prompt."""
+    pruning: PruningSummary | None = None
+    """What the prompt will be pruned with; None: said at the commit alone."""
 
 
 class BusyReason(Enum):
@@ -126,6 +129,8 @@ class Reservation:
     """The intake reads the slab or writes the pages."""
     own_pages: dict[int, SequencePages] = field(default_factory=dict)
     """Of each further answer that is not over."""
+    arrival: Arrival | None = None
+    """Brings segments into the pages as they land; None: the commit does all of it."""
     adopted: AdoptedKv | None = None
     """Set by the intake once the pages hold the prompt."""
     holds_slab: bool = True
@@ -153,6 +158,12 @@ class Reservation:
     def state(self) -> HandoffState:
         """Where it stands."""
         return self.machine.state
+
+    def stop_arrival(self) -> None:
+        """Nothing touches its slab or its pages on behalf of what landed, from now on."""
+        if self.arrival is not None:
+            self.arrival.abandon()
+            self.arrival = None
 
     def notify(self) -> None:
         """Wakes those who wait for a change of state."""

@@ -16,6 +16,7 @@ from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.reservations import OPEN_TO_WRITES, ReservationTable
 from decode_service.engine.sequence import PromptKv
 from decode_service.engine.verify import ManifestVerifier
+from shared.kv.memory import MemoryPart
 from shared.kv.slab import Slab
 from shared.types.handoff import HandoffState
 from shared.types.kv_manifest import KvManifest
@@ -67,6 +68,17 @@ class Intake:
     def warm_up(self) -> None:
         """Does first-time work before the worker serves; blocks."""
         self._adoption.warm_up()
+
+    def close(self) -> None:
+        """Lets its threads end, once no call can come any more."""
+        self._adoption.close()
+
+    def expect(self, granted: Reservation) -> None:
+        """Prepares for what a grant will bring; again changes nothing."""
+        if granted.arrival is None and granted.state in OPEN_TO_WRITES:
+            granted.arrival = self._adoption.expect(
+                granted.spec, landed=self._slab_of(granted), pages=granted.pages
+            )
 
     async def commit(
         self,
@@ -124,9 +136,12 @@ class Intake:
             self._verifier.check_promises(manifest, spec=granted.spec, prompt_ids=prompt_ids)
             surplus_tokens = granted.spec.kept_tokens - manifest.pruning.slots
             granted.pages = self._cache.shrink(granted.pages, surplus_tokens=surplus_tokens)
-            lease = granted.lease
-            landed = self._slab.locate(lease.slot, lease.generation, 0, lease.nbytes)
-            layouts = await self._adoption.adopt(manifest, landed=landed, pages=granted.pages)
+            layouts = await self._adoption.adopt(
+                manifest,
+                landed=self._slab_of(granted),
+                pages=granted.pages,
+                arrival=granted.arrival,
+            )
             prompt = PromptKv(
                 pages=granted.pages,
                 layouts=tuple(layout.on(self._cache.device) for layout in layouts),
@@ -144,6 +159,10 @@ class Intake:
             granted.adopted = adopted
             self._table.end_commit(granted)
         return adopted
+
+    def _slab_of(self, granted: Reservation) -> MemoryPart:
+        lease = granted.lease
+        return self._slab.locate(lease.slot, lease.generation, 0, lease.nbytes)
 
     async def _branch(self, prompt: PromptKv, granted: Reservation) -> list[PromptKv]:
         own = granted.own_pages

@@ -40,6 +40,10 @@ class SlabLanding:
         self._table.heartbeat(slot, generation)
         return self._slab.view(slot, generation, offset, length)
 
+    def arrived(self, *, slot: int, generation: int, offset: int, length: int) -> None:
+        """See `ReservationTable.arrived`."""
+        self._table.arrived(slot, generation, offset=offset, length=length)
+
     def heartbeat(self, slot: int, generation: int) -> None:
         """Renews the lease; StaleWriteError when it ended or the push was sealed."""
         self._table.heartbeat(slot, generation)

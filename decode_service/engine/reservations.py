@@ -86,8 +86,7 @@ class ReservationTable:
         if pages is None:
             self._slab.release(lease.slot, lease.generation)
             return self._busy(BusyReason.PAGES_FULL)
-        machine = HandoffStateMachine(spec.handoff)
-        machine.advance(HandoffState.RESERVED)
+        machine = HandoffStateMachine(spec.handoff, state=HandoffState.RESERVED)
         deadline = self._clock() + self._limits.lease_s
         own = dict(enumerate(pages[1:], start=1))
         granted = Reservation(spec, lease, pages[0], machine, deadline, own_pages=own)
@@ -119,12 +118,15 @@ class ReservationTable:
         self._alive(granted)
 
     def heartbeat(self, slot: int, generation: int) -> None:
-        """Renews the lease.
-
-        Raises:
-            StaleWriteError: the lease ended or the push was sealed.
-        """
+        """Renews the lease; StaleWriteError when it ended or the push was sealed."""
         self._alive(self._writable(slot, generation))
+
+    def arrived(self, slot: int, generation: int, *, offset: int, length: int) -> None:
+        """Renews the lease of bytes that a peer wrote, and lets them be taken; as `heartbeat`."""
+        granted = self._writable(slot, generation)
+        self._alive(granted)
+        if granted.arrival is not None:
+            granted.arrival.landed(offset, length)
 
     def writer_closed(
         self, slot: int, generation: int, *, clean: bool, drained: bool = True
@@ -216,9 +218,7 @@ class ReservationTable:
         granted = self._live.get(key)
         if granted is None:
             if self._late(key) is None:
-                machine = HandoffStateMachine(key)
-                machine.advance(HandoffState.ABORTING)
-                machine.advance(HandoffState.ABORTED)
+                machine = HandoffStateMachine(key, state=HandoffState.ABORTED)
                 self._past.remember(machine, now=self._clock())
         else:
             self._give_up(granted, range(granted.branches.count))
@@ -389,6 +389,7 @@ class ReservationTable:
         if not granted.holds_slab:
             return
         granted.holds_slab = False
+        granted.stop_arrival()
         lease = granted.lease
         del self._by_slot[lease.slot]
         if not granted.writer_active:

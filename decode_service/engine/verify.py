@@ -8,13 +8,23 @@ import struct
 from collections.abc import Sequence
 from enum import Enum
 
+from torch import Tensor
+
+from decode_service.engine.arrival import Taken
 from decode_service.engine.handoffs import ReserveSpec
 from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.landed import LandedBytes
 from decode_service.sparsity.layouts import KvLayout
 from shared.errors import InvalidRequestError, ManifestError
 from shared.kv.slab_layout import SlabLayout
-from shared.types.kv_manifest import KvManifest, PositionKind, Segment, SegmentCheck, SegmentKind
+from shared.types.kv_manifest import (
+    KvManifest,
+    LayoutSpec,
+    PositionKind,
+    PruningSummary,
+    SegmentCheck,
+    SegmentKind,
+)
 from shared.types.model_identity import ModelIdentity
 
 
@@ -88,32 +98,97 @@ class ManifestVerifier:
         Raises:
             ManifestError: with the reason as its `param`.
         """
-        by_crc32 = manifest.check is SegmentCheck.CRC32
-        sums = landed.sums(manifest.segments, manifest.check)
-        for segment, found in zip(manifest.segments, sums, strict=True):
-            if found != (segment.crc32 if by_crc32 else segment.sum64):
-                raise rejected(
-                    RejectReason.CHECKSUM if by_crc32 else RejectReason.SUM,
-                    f"{segment.kind.value} segment {segment.index} at byte {segment.offset} "
-                    "has another checksum",
-                )
+        _check_sums(manifest, landed.sums(manifest.segments, manifest.check))
         shipped = {s.index: s for s in manifest.segments if s.kind is SegmentKind.POSITIONS}
         return tuple(
-            self._layout(manifest, index, shipped.get(index), landed)
-            for index in range(len(manifest.layouts))
+            self.layout(
+                spec,
+                index,
+                prompt_tokens=manifest.prompt_tokens,
+                positions=landed.positions(shipped[index]) if index in shipped else None,
+            )
+            for index, spec in enumerate(manifest.layouts)
+        )
+
+    def check_taken(self, manifest: KvManifest, taken: Taken) -> tuple[KvLayout, ...]:
+        """The same of bytes that were looked at as they landed, and that `taken.serves`.
+
+        Raises:
+            ManifestError: with the reason as its `param`.
+        """
+        _check_sums(manifest, taken.sums)
+        if taken.wrong is not None:
+            raise taken.wrong
+        return taken.layouts
+
+    def foresee(self, spec: ReserveSpec) -> SlabLayout | None:
+        """Where the segments of a handoff will lie; None where that is not known before its commit.
+
+        Args:
+            spec: what was granted. Its pages have room for this layout.
+        """
+        pruning = spec.pruning
+        if pruning is None or (pruning.pruned and pruning.mass is not None):
+            return None
+        if not _slots_hold(pruning, spec):
+            return None
+        try:
+            plan = self._plan(pruning, spec)
+        except InvalidRequestError:
+            return None  # its commit is refused
+        return plan if plan.total_bytes <= spec.slab_bytes else None
+
+    def layout(
+        self, spec: LayoutSpec, index: int, *, prompt_tokens: int, positions: Tensor | None
+    ) -> KvLayout:
+        """Checks the positions of a layout.
+
+        Args:
+            spec: the layout.
+            index: its number.
+            prompt_tokens: original prompt length L.
+            positions: int32, as they landed; None for the identity.
+
+        Raises:
+            ManifestError: with the reason as its `param`.
+        """
+        positions_RN = None if positions is None else positions.reshape(-1, spec.slots).clone()
+        try:
+            layout = KvLayout.from_spec(
+                spec,
+                positions_RN,
+                prompt_tokens=prompt_tokens,
+                num_kv_heads=self._geometry.num_kv_heads,
+            )
+        except ManifestError as error:
+            raise rejected(RejectReason.POSITIONS, f"layout {index}: {error.message}") from error
+        if positions_RN is not None and bool((positions_RN[:, -1] != prompt_tokens - 1).any()):
+            raise rejected(
+                RejectReason.POSITIONS, f"layout {index} does not end with the last prompt token"
+            )
+        assert (spec.kind is PositionKind.IDENTITY) == (positions is None), "planned before"
+        return layout
+
+    def _plan(self, pruning: PruningSummary, spec: ReserveSpec) -> SlabLayout:
+        """Raises InvalidRequestError where the pages have no room for it."""
+        if not pruning.pruned and spec.kept_tokens < spec.prompt_tokens:
+            raise InvalidRequestError(
+                f"room was granted for {spec.kept_tokens} kept of {spec.prompt_tokens} tokens, and "
+                "the prompt is said to be whole; prune it as it was announced"
+            )
+        return SlabLayout.plan(
+            self._geometry,
+            prompt_tokens=spec.prompt_tokens,
+            kept_tokens=pruning.slots,
+            whole_layers=spec.whole_layers,
+            pruning_layer=pruning.last_choosing_layer(self._geometry.num_layers),
+            kv_select=pruning.kv_select,
+            pruned=pruning.pruned,
         )
 
     def _check_layout(self, manifest: KvManifest, spec: ReserveSpec) -> None:
         try:
-            plan = SlabLayout.plan(
-                self._geometry,
-                prompt_tokens=spec.prompt_tokens,
-                kept_tokens=manifest.pruning.slots,
-                whole_layers=spec.whole_layers,
-                pruning_layer=manifest.pruning.last_choosing_layer(self._geometry.num_layers),
-                kv_select=manifest.pruning.kv_select,
-                pruned=manifest.pruning.pruned,
-            )
+            plan = self._plan(manifest.pruning, spec)
         except InvalidRequestError as error:
             raise rejected(RejectReason.LAYOUT, error.message) from error
         if (plan.layouts, plan.layer_layouts) != (manifest.layouts, manifest.layer_layouts):
@@ -131,7 +206,8 @@ class ManifestVerifier:
     def _check_tokens(
         self, manifest: KvManifest, spec: ReserveSpec, prompt_ids: Sequence[int]
     ) -> None:
-        if len(manifest.first_tokens) != spec.num_branches or not all(
+        expected = 0 if manifest.first_tokens_follow else spec.num_branches
+        if len(manifest.first_tokens) != expected or not all(
             token.token_id < self._vocab_size for token in manifest.first_tokens
         ):
             raise rejected(
@@ -149,38 +225,27 @@ class ManifestVerifier:
         if hash_prompt(prompt_ids) != manifest.prompt_hash:
             raise rejected(RejectReason.PROMPT_HASH, "the ids sent along have another hash")
 
-    def _layout(
-        self, manifest: KvManifest, index: int, segment: Segment | None, landed: LandedBytes
-    ) -> KvLayout:
-        spec = manifest.layouts[index]
-        positions_RN = None
-        if segment is not None:
-            positions_RN = landed.positions(segment).reshape(-1, spec.slots).clone()
-        try:
-            layout = KvLayout.from_spec(
-                spec,
-                positions_RN,
-                prompt_tokens=manifest.prompt_tokens,
-                num_kv_heads=self._geometry.num_kv_heads,
-            )
-        except ManifestError as error:
-            raise rejected(RejectReason.POSITIONS, f"layout {index}: {error.message}") from error
-        if positions_RN is not None and bool(
-            (positions_RN[:, -1] != manifest.prompt_tokens - 1).any()
-        ):
-            raise rejected(
-                RejectReason.POSITIONS, f"layout {index} does not end with the last prompt token"
-            )
-        assert (spec.kind is PositionKind.IDENTITY) == (segment is None), "planned above"
-        return layout
-
 
 def _counts_hold(manifest: KvManifest, spec: ReserveSpec) -> bool:
-    """Whether the granted tokens came; a mass reserves the most that it may come to."""
-    pruning = manifest.pruning
+    """Whether the granted tokens came."""
+    return _slots_hold(manifest.pruning, spec) and manifest.prompt_tokens == spec.prompt_tokens
+
+
+def _slots_hold(pruning: PruningSummary, spec: ReserveSpec) -> bool:
+    """Whether the granted slots are its own; a mass reserves the most that it may come to."""
     most, may_be_fewer = spec.kept_tokens, pruning.pruned and pruning.mass is not None
-    fits = 1 <= pruning.slots <= most if may_be_fewer else pruning.slots == most
-    return fits and manifest.prompt_tokens == spec.prompt_tokens
+    return 1 <= pruning.slots <= most if may_be_fewer else pruning.slots == most
+
+
+def _check_sums(manifest: KvManifest, sums: Sequence[int]) -> None:
+    by_crc32 = manifest.check is SegmentCheck.CRC32
+    for segment, found in zip(manifest.segments, sums, strict=True):
+        if found != (segment.crc32 if by_crc32 else segment.sum64):
+            raise rejected(
+                RejectReason.CHECKSUM if by_crc32 else RejectReason.SUM,
+                f"{segment.kind.value} segment {segment.index} at byte {segment.offset} "
+                "has another checksum",
+            )
 
 
 def hash_prompt(prompt_ids: Sequence[int]) -> str:

@@ -134,7 +134,10 @@ class DecodeWorker:
 
     def reserve(self, spec: ReserveSpec) -> Reservation | Busy:
         """Grants room or says busy; see `ReservationTable.reserve` for its errors."""
-        return self.table.reserve(spec)
+        answer = self.table.reserve(spec)
+        if isinstance(answer, Reservation):
+            self.intake.expect(answer)
+        return answer
 
     async def commit(
         self,

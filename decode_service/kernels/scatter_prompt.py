@@ -42,6 +42,8 @@ class LandedLayers:
     [slots, G, D]."""
     most_slots: int
     """Slots of the longest layer."""
+    run: range | None = None
+    """Which of the layers to copy; None: all."""
 
 
 def scatter_prompt(landed: LandedLayers, *, front: PagePool, rest: PagePool) -> None:
@@ -53,11 +55,11 @@ def scatter_prompt(landed: LandedLayers, *, front: PagePool, rest: PagePool) -> 
         rest: the second pool, of the same item type, G and D.
     """
     heads, head_dim = front.memory.shape[4:]
-    num_layers = landed.layers_L4.shape[0]
-    if num_layers == 0 or landed.most_slots == 0:
+    run = range(landed.layers_L4.shape[0]) if landed.run is None else landed.run
+    if len(run) == 0 or landed.most_slots == 0:
         return
     page_items = PAGE_SIZE * heads * head_dim
-    _copy_page[(triton.cdiv(landed.most_slots, PAGE_SIZE), 2 * num_layers)](
+    _copy_page[(triton.cdiv(landed.most_slots, PAGE_SIZE), 2 * len(run))](
         landed.slab,
         landed.layers_L4,
         front.memory,
@@ -66,6 +68,7 @@ def scatter_prompt(landed: LandedLayers, *, front: PagePool, rest: PagePool) -> 
         rest.table,
         front.memory.shape[2],
         rest.memory.shape[2],
+        run.start,
         SLOT=heads * head_dim,
         PAGE=PAGE_SIZE,
         BLOCK=min(_BLOCK, triton.next_power_of_2(page_items)),
@@ -73,7 +76,7 @@ def scatter_prompt(landed: LandedLayers, *, front: PagePool, rest: PagePool) -> 
     )
 
 
-@triton.jit(do_not_specialize=["front_pages", "rest_pages"])
+@triton.jit(do_not_specialize=["front_pages", "rest_pages", "first_layer"])
 def _copy_page(
     slab_ptr,
     layers_ptr,
@@ -83,12 +86,13 @@ def _copy_page(
     rest_table_ptr,
     front_pages,
     rest_pages,
+    first_layer,
     SLOT: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     page = tl.program_id(0)
-    layer = tl.program_id(1) // 2
+    layer = first_layer + tl.program_id(1) // 2
     half = tl.program_id(1) % 2
     start = tl.multiple_of(tl.load(layers_ptr + 4 * layer), 16)
     slots = tl.load(layers_ptr + 4 * layer + 1)

@@ -16,7 +16,7 @@ from shared.telemetry.spans import current_span
 from shared.types.page_summary import PageSummary
 from shared.wire.errors import error_to_pb
 from shared.wire.identity import handoff_from_pb, identity_from_pb
-from shared.wire.manifest import manifest_from_pb
+from shared.wire.manifest import manifest_from_pb, pruning_from_pb
 from shared.wire.options import options_from_pb
 from shared.wire.pages import pages_to_pb
 from shared.wire.sampling import (
@@ -152,6 +152,7 @@ def _spec_from_pb(request: decode_pb2.ReserveRequest) -> ReserveSpec:
         slab_bytes=request.slab_bytes,
         max_new_tokens=request.max_new_tokens,
         num_branches=branches_from_pb(request.num_branches),
+        pruning=pruning_from_pb(request.pruning) if request.HasField("pruning") else None,
     )
 
 

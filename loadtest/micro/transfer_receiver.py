@@ -51,6 +51,10 @@ class Landing:
         """Shows a chunk."""
         return self._slab.view(slot, generation, offset, length)
 
+    def arrived(self, *, slot: int, generation: int, offset: int, length: int) -> None:
+        """Checks the lease: nobody takes what landed."""
+        self._slab.view(slot, generation, offset, length)
+
     def heartbeat(self, slot: int, generation: int) -> None:
         """Checks the lease, which never runs out here."""
         self._slab.lease(slot, generation)

@@ -123,6 +123,9 @@ class Courier:
     async def deliver(self) -> Arrived:
         """Pushes and commits, on the reserved target and then on further ones.
 
+        The cache may be adopted before the first token is drawn; it is held open for an abort until
+        the prompt is computed.
+
         Raises:
             TandemError: every try failed.
         """
@@ -141,6 +144,7 @@ class Courier:
             except TandemError as error:
                 await self._give_up(delivery, error)
             else:
+                await self._parcel.computed()
                 self._open = None
                 return Arrived(delivery, stats)
         raise self._unusable()

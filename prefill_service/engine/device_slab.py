@@ -42,6 +42,8 @@ class DeviceSlab(PromptSlab):
         on_close: told once, when nobody reads or writes the memory any more.
     """
 
+    is_ahead = True
+
     def __init__(
         self,
         layout: SlabLayout,

@@ -54,6 +54,7 @@ class Parcel:
             slab_bytes=self.plan.slab.total_bytes,
             max_new_tokens=self.request.stop.max_tokens - self.request.earlier_tokens,
             num_branches=self.request.num_branches,
+            pruning=self.plan.summary,
         )
 
     @property
@@ -85,17 +86,25 @@ class Parcel:
         self.completed_at = ended_at
         self._complete.set()
 
+    async def computed(self) -> None:
+        """Waits for `finish`."""
+        await self._complete.wait()
+
     async def manifest(
         self, key: HandoffKey, *, check: SegmentCheck = SegmentCheck.CRC32
     ) -> KvManifest:
-        """What a delivery under `key` promises; waits until the prompt is computed.
+        """What a delivery under `key` promises; waits until all of it is known.
+
+        First tokens that are not drawn yet follow: nobody waits for them here.
 
         Args:
             key: of the delivery.
             check: the sums that the receiver of the bytes compares.
         """
         self.prepare()
-        await self._complete.wait()
+        if not (self.plan.final and self.slab.is_ahead):
+            await self.computed()
+        segments = await self.slab.segments(check)
         return KvManifest(
             handoff=key,
             model=self._model,
@@ -105,8 +114,9 @@ class Parcel:
             pruning=self.plan.summary,
             layouts=self.plan.slab.layouts,
             layer_layouts=self.plan.slab.layer_layouts,
-            segments=await self.slab.segments(check),
+            segments=segments,
             first_tokens=self._first_tokens,
+            first_tokens_follow=not self.complete,
             draws=1 + self.request.earlier_tokens,
             check=check,
         )

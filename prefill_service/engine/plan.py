@@ -59,6 +59,11 @@ class PromptPlan:
             return range(0)
         return range(self.params.pruning_layer + 1, self.geometry.num_layers)
 
+    @property
+    def final(self) -> bool:
+        """Whether it says already what will be kept, which `mass` leaves to the scores."""
+        return self.summary.mass is None
+
     def settled(self, kept_tokens: int) -> "PromptPlan":
         """The plan with the count that `mass` came to, which is at most the planned one."""
         assert self.summary.mass is not None, "every other count is known from the start"

@@ -34,6 +34,9 @@ class PromptSlab(ABC):
         on_close: told once, when nobody reads or writes the memory any more.
     """
 
+    is_ahead = False
+    """Whether its bytes are final before the first token is drawn; otherwise it is, or nearly."""
+
     def __init__(
         self,
         layout: SlabLayout,

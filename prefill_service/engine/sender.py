@@ -13,6 +13,7 @@ from prefill_service.engine.grants import GrantHistory
 from prefill_service.engine.handoff_notes import HandoffNotes, NotedSender
 from prefill_service.engine.job import Target
 from prefill_service.engine.prompt_slab import PromptSlab
+from prefill_service.engine.range_writes import RangeWrites
 from shared.errors import (
     HandoffError,
     InvalidRequestError,
@@ -23,7 +24,7 @@ from shared.errors import (
 from shared.transport.base import Grant, KvSender, TransferStats
 from shared.transport.paired import PairedTransports
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
-from shared.types.kv_manifest import KvManifest, SegmentCheck
+from shared.types.kv_manifest import KvManifest, PruningSummary, SegmentCheck
 
 T = TypeVar("T")
 
@@ -46,6 +47,8 @@ class ReserveTerms:
     """Tokens that each answer will have at most."""
     num_branches: int = 1
     """Answers that share the prompt."""
+    pruning: PruningSummary | None = None
+    """What the prompt will be pruned with, so that layers can be taken as they land."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,9 @@ class Delivery:
     async def push(self, slab: PromptSlab) -> None:
         """Sends every range of the slab as it becomes final, and begins to seal.
 
+        Between the memories of two devices the last range may still be on its way on return: it
+        takes less time than a commit.
+
         Raises:
             HandoffError: no transport may be used, or the bytes did not arrive.
         """
@@ -164,9 +170,15 @@ class Delivery:
         with self._blaming_transport():
             await sender.open(address=self.target.address, grant=grant)
             self.machine.advance(HandoffState.STREAMING)
-            async for offset, length in slab.ranges():
-                await self._in_lease(sender.write(offset, slab.view(offset, length)), grant)
-        self._sealing = asyncio.create_task(self._in_lease(sender.seal(), grant))
+            written = RangeWrites(
+                lambda o, n: self._in_lease(sender.write(o, slab.view(o, n)), grant)
+            )
+            await written.follow(slab.ranges(), to_the_end=self.check is not SegmentCheck.SUM64)
+        self._sealing = asyncio.create_task(self._seal(written, sender, grant))
+
+    async def _seal(self, written: RangeWrites, sender: KvSender, grant: Grant) -> TransferStats:
+        await written.end()
+        return await self._in_lease(sender.seal(), grant)
 
     async def hand_over(
         self, manifest: KvManifest, *, prompt_token_ids: Sequence[int]

@@ -25,7 +25,7 @@ from shared.types.kv_manifest import KvManifest
 from shared.types.model_identity import ModelIdentity
 from shared.wire.errors import error_from_pb
 from shared.wire.identity import handoff_to_pb, identity_to_pb
-from shared.wire.manifest import manifest_to_pb
+from shared.wire.manifest import manifest_to_pb, pruning_to_pb
 
 if TYPE_CHECKING:
     from protos.tandem.v1.decode_pb2_grpc import DecodeServiceAsyncStub
@@ -82,6 +82,7 @@ class DecodeClient:
             slab_bytes=terms.slab_bytes,
             max_new_tokens=terms.max_new_tokens,
             num_branches=terms.num_branches,
+            pruning=None if terms.pruning is None else pruning_to_pb(terms.pruning),
         )
         stub = await self._stub(target.address)
         answer = await _translated(stub.Reserve(request, timeout=self._timeout_s))

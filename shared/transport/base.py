@@ -230,6 +230,15 @@ class DirectLanding(Protocol):
             StaleWriteError: the lease is over, or the chunk leaves it.
         """
 
+    def arrived(self, *, slot: int, generation: int, offset: int, length: int) -> None:
+        """Renews the lease of a chunk that holds what its sender meant, as far as is known yet.
+
+        Its range is within the lease; a manifest may have sums of it.
+
+        Raises:
+            StaleWriteError: the lease is over.
+        """
+
     def heartbeat(self, slot: int, generation: int) -> None:
         """See `SlabWriter.heartbeat`."""
 

@@ -107,6 +107,12 @@ class Lane:
             return
         try:
             self._check(notice)
+            self._landing.arrived(
+                slot=self._slot,
+                generation=self._generation,
+                offset=notice.offset,
+                length=notice.length,
+            )
         except TandemError as error:
             self.refuse(error)
             return
@@ -145,8 +151,7 @@ class Lane:
             )
 
     def _check_range(self, notice: Notice) -> None:
-        """A chunk in device memory: it renews the lease, and the manifest's sums are for later."""
-        self._landing.heartbeat(self._slot, self._generation)
+        """A chunk without a sum of its own is in device memory; the manifest's are for later."""
         if not self._direct or notice.offset + notice.length > self._window.nbytes:
             raise StaleWriteError(
                 f"a write of {notice.length} bytes at {notice.offset} without a checksum does not "

@@ -156,6 +156,10 @@ class ProbeGround:
         start = self._fitting(slot, generation, offset=offset, length=length)
         return self._memory.fetch(start, length)
 
+    def arrived(self, *, slot: int, generation: int, offset: int, length: int) -> None:
+        """See `DirectLanding.arrived`."""
+        self._fitting(slot, generation, offset=offset, length=length)
+
     def writer_closed(
         self, slot: int, generation: int, *, clean: bool, drained: bool = True
     ) -> None:

@@ -63,6 +63,10 @@ class ProbedLanding:
         """See `DirectLanding.landed`."""
         return self._of(slot).landed(slot=slot, generation=generation, offset=offset, length=length)
 
+    def arrived(self, *, slot: int, generation: int, offset: int, length: int) -> None:
+        """See `DirectLanding.arrived`."""
+        self._of(slot).arrived(slot=slot, generation=generation, offset=offset, length=length)
+
     def heartbeat(self, slot: int, generation: int) -> None:
         """See `DirectLanding.heartbeat`."""
         self._of(slot).heartbeat(slot, generation)

@@ -131,7 +131,9 @@ class KvManifest:
     segments: tuple[Segment, ...]
     """Every segment, in slab order."""
     first_tokens: tuple[SampledToken, ...]
-    """One a branch."""
+    """One a branch; none where they follow."""
+    first_tokens_follow: bool = False
+    """The cache was complete before they were drawn; whoever asks to decode brings them."""
     draws: int = 1
     """Generator draws made per branch so far."""
     check: SegmentCheck = SegmentCheck.CRC32

@@ -108,6 +108,7 @@ def manifest_to_pb(manifest: KvManifest) -> decode_pb2.Manifest:
         first_tokens=[token_to_pb(token) for token in manifest.first_tokens],
         draws=manifest.draws,
         check=_CHECKS[manifest.check],
+        first_tokens_follow=manifest.first_tokens_follow,
     )
 
 
@@ -134,6 +135,7 @@ def manifest_from_pb(message: decode_pb2.Manifest) -> KvManifest:
         first_tokens=tuple(token_from_pb(token) for token in message.first_tokens),
         draws=message.draws,
         check=_known(_CHECKS_BACK, message.check),
+        first_tokens_follow=message.first_tokens_follow,
     )
 
 

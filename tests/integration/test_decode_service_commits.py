@@ -60,6 +60,7 @@ def changes(name: str, prepared: Prepared) -> dict[str, object]:
         "checksum": {"segments": (replace(first, crc32=first.crc32 ^ 1), *rest)},
         "prompt_hash": {"prompt_hash": "0" * 64},
         "no_first_token": {"first_tokens": ()},
+        "first_tokens_come_and_follow": {"first_tokens_follow": True},
         "first_token_unknown": {"first_tokens": (SampledToken(token_id=512),)},
         "model": {"model": replace(manifest.model, model_hash="f" * 64)},
     }
@@ -80,6 +81,7 @@ REASONS = {
     "checksum": "manifest.segments.crc32",
     "prompt_hash": "manifest.prompt_hash",
     "no_first_token": "manifest.first_tokens",
+    "first_tokens_come_and_follow": "manifest.first_tokens",
     "first_token_unknown": "manifest.first_tokens",
     "model": "manifest.model",
 }

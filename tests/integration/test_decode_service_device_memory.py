@@ -54,11 +54,32 @@ def summed(prepared: Prepared, peer: PrefillPeer) -> KvManifest:
     return peer.manifest(prepared, segments=segments, check=SegmentCheck.SUM64)
 
 
+def looked_at_commit(server: DecodeServer, monkeypatch: pytest.MonkeyPatch) -> list[HandoffKey]:
+    """Handoffs whose bytes were looked at after their commit alone."""
+    adoption = server.core.worker.intake._adoption
+    assert isinstance(adoption, DeviceAdoption)
+    looked, adopt = [], adoption._adopt
+
+    def noted(manifest: KvManifest, *rest: object) -> object:
+        looked.append(manifest.handoff)
+        return adopt(manifest, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(adoption, "_adopt", noted)
+    return looked
+
+
 @pytest.mark.parametrize("mode", ["identity", "shared", "layer", "head"])
-@pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
+@pytest.mark.parametrize("way", ["torch", "triton", "torch as it lands", "triton as it lands"])
 async def test_what_landed_on_the_device_decodes_to_the_same_tokens(
-    tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer, mode: str, kernel: bool
+    tiny_model: Transformer,
+    server: DecodeServer,
+    peer: PrefillPeer,
+    mode: str,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    kernel, announces = way.startswith("triton"), "as it lands" in way
+    peer.announces, looked = announces, looked_at_commit(server, monkeypatch)
     adoption = server.core.worker.intake._adoption
     assert isinstance(adoption, DeviceAdoption)
     adoption._kernel = kernel
@@ -72,6 +93,83 @@ async def test_what_landed_on_the_device_decodes_to_the_same_tokens(
     assert answer.WhichOneof("result") == "adopted", answer
     decoded = await peer.decode(peer.decode_request(key, prepared))
     assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
+    assert looked == ([] if announces else [key])
+    await peer.transport.close()
+
+
+@pytest.mark.parametrize("announced", ["identity", "shared", "head"])
+async def test_a_prompt_that_was_pruned_otherwise_than_announced_is_taken_by_its_commit(
+    tiny_model: Transformer,
+    server: DecodeServer,
+    peer: PrefillPeer,
+    announced: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = looked_at_commit(server, monkeypatch)
+    prepared, other = (prepare(tiny_model, mode=mode) for mode in ("layer", announced))
+    peer.announces = True
+    over_nixl(peer)
+    key = HandoffKey(announced)
+    grant = await peer.reserve(key, replace(prepared, manifest=other.manifest))
+    await peer.push(grant, prepared)
+    answer = await peer.commit(key, grant, prepared, manifest=summed(prepared, peer))
+    if announced == "identity":  # whole layers were granted, and others are promised
+        assert answer.rejected.param == "manifest.prompt_tokens"
+        await peer.transport.close()
+        return
+    assert answer.WhichOneof("result") == "adopted", answer
+    decoded = await peer.decode(peer.decode_request(key, prepared))
+    assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
+    assert looked == [key]
+    await peer.transport.close()
+
+
+async def test_bytes_that_are_written_twice_are_looked_at_by_the_commit(
+    tiny_model: Transformer,
+    server: DecodeServer,
+    peer: PrefillPeer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first ones were wrong, and taken; what counts is what lies there in the end."""
+    looked = looked_at_commit(server, monkeypatch)
+    prepared = prepare(tiny_model, mode="shared")
+    peer.announces = True
+    over_nixl(peer)
+    key = HandoffKey("twice")
+    grant = await peer.reserve(key, prepared)
+    sender = await peer.open(grant)
+    await sender.write(0, bytes(len(prepared.image)))
+    await sender.write(0, prepared.image)
+    await sender.seal()
+    answer = await peer.commit(key, grant, prepared, manifest=summed(prepared, peer))
+    assert answer.WhichOneof("result") == "adopted", answer
+    decoded = await peer.decode(peer.decode_request(key, prepared))
+    assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
+    assert looked == [key]
+    await peer.transport.close()
+
+
+async def test_pages_of_a_handoff_that_was_given_up_half_way_serve_the_next_one(
+    tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer
+) -> None:
+    first, second = (prepare(tiny_model, mode="shared", seed=seed) for seed in (1, 2))
+    peer.announces = True
+    over_nixl(peer)
+    gone = HandoffKey("gone")
+    grant = await peer.reserve(gone, first)
+    sender = await peer.open(grant)
+    await sender.write(0, first.image[: len(first.image) // 2])
+    await peer.abort(gone)
+    await sender.abort()
+    key = HandoffKey("next")
+    grant = await peer.reserve(key, second)
+    await peer.push(grant, second)
+    manifest = replace(summed(second, peer), first_tokens=(), first_tokens_follow=True)
+    answer = await peer.commit(key, grant, second, manifest=manifest)
+    assert answer.WhichOneof("result") == "adopted", answer
+    decoded = await peer.decode(peer.decode_request(key, second))
+    assert decoded.tokens == direct_tokens(tiny_model, second, num_tokens=15)
+    assert server.core.worker.table.idle
     await peer.transport.close()
 
 
@@ -96,9 +194,11 @@ async def test_a_slab_of_an_odd_length_is_taken(
 
 
 @pytest.mark.parametrize("mode", ["shared", "head"])
+@pytest.mark.parametrize("announces", [False, True], ids=["at commit", "as it lands"])
 async def test_every_byte_of_every_segment_is_summed(
-    tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer, mode: str
+    tiny_model: Transformer, server: DecodeServer, peer: PrefillPeer, mode: str, announces: bool
 ) -> None:
+    peer.announces = announces
     prepared = prepare(tiny_model, mode=mode)
     over_nixl(peer)
     for index, segment in enumerate(prepared.plan.segments):

@@ -26,7 +26,7 @@ from shared.types.model_identity import ModelIdentity
 from shared.types.options import RequestOptions
 from shared.types.sampling import SampledToken, SamplingParams, StopConditions
 from shared.wire.identity import handoff_to_pb, identity_to_pb
-from shared.wire.manifest import manifest_to_pb
+from shared.wire.manifest import manifest_to_pb, pruning_to_pb
 from shared.wire.options import options_to_pb
 from shared.wire.sampling import sampling_to_pb, stop_to_pb
 from tests.reference.delta_slow import SlowPrompt
@@ -176,6 +176,8 @@ class PrefillPeer:
     def __init__(self, identity: ModelIdentity, address: str) -> None:
         self.identity = identity
         self.address = address
+        self.announces = False
+        """Whether its reservations say how the prompt will be pruned."""
         self.channel: grpc.aio.Channel = open_channel(address)
         self.stub = decode_pb2_grpc.DecodeServiceStub(self.channel)
         self.transport = GrpcTransport(
@@ -190,7 +192,7 @@ class PrefillPeer:
     def reserve_request(
         self, key: HandoffKey, prepared: Prepared, *, max_new_tokens: int = 16, branches: int = 1
     ) -> decode_pb2.ReserveRequest:
-        """What a prefill worker would ask."""
+        """What a prefill worker would ask; with the pruning where the peer announces it."""
         return decode_pb2.ReserveRequest(
             handoff=handoff_to_pb(key),
             model=identity_to_pb(self.identity),
@@ -200,6 +202,7 @@ class PrefillPeer:
             slab_bytes=prepared.plan.total_bytes,
             max_new_tokens=max_new_tokens,
             num_branches=branches,
+            pruning=pruning_to_pb(prepared.manifest.pruning) if self.announces else None,
         )
 
     async def reserve(

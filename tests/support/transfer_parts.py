@@ -83,6 +83,7 @@ class RecordingWriter:
 
     slab: Slab
     heartbeats: int = 0
+    arrivals: list[tuple[int, int]] = field(default_factory=list)
     closed: list[bool] = field(default_factory=list)
     drained: list[bool] = field(default_factory=list)
     before_write: Callable[[], None] | None = None
@@ -104,6 +105,10 @@ class RecordingWriter:
     def window(self, slot: int, generation: int) -> SlabWindow:
         lease = self.slab.lease(slot, generation)
         return SlabWindow(offset=lease.offset, nbytes=lease.nbytes)
+
+    def arrived(self, *, slot: int, generation: int, offset: int, length: int) -> None:
+        self.heartbeat(slot, generation)
+        self.arrivals.append((offset, length))
 
     def landed(self, *, slot: int, generation: int, offset: int, length: int) -> memoryview:
         if self.before_write is not None:

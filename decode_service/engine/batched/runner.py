@@ -4,12 +4,12 @@ Which path serves a row follows from its policy and its layouts alone (`row_plan
 whether somebody watches what it reads. Both paths read and write the same pages, and neither leaves
 anything behind in a row that the other would miss, so that a row may change between two steps.
 
-Where every row takes its best token and nothing else is asked, the next step is enqueued before the
-tokens of this one are fetched, so that the device does not wait for the host. The next call finds
-it under way; if by then the rows are others, it is dropped. That costs its time, and leaves no
-trace: it wrote one slot of each row, which the row's own next step writes again, in pages that the
-row held when it was enqueued; whoever gets these pages next writes them later in the same stream,
-or in one that waits for `SequencePages.free_since`.
+Where every row takes its best token, nothing else is asked and none ends with it, the next step is
+enqueued before the tokens of this one are fetched, so that the device does not wait for the host.
+The next call finds it under way; if by then the rows are others, it is dropped. That costs its
+time, and leaves no trace: it wrote one slot of each row, which the row's own next step writes
+again, in pages that the row held when it was enqueued; whoever gets these pages next writes them
+later in the same stream, or in one that waits for `SequencePages.free_since`.
 """
 
 import operator
@@ -145,8 +145,9 @@ class BatchRunner:
         else:
             computed = batch.compute(rows, group.plans)
         draws = draws_of(rows, self._model.config.vocab_size)
-        plain = all(map(plain_greedy, draws))
-        behind = batch.compute_ahead(computed, group.plans) if plain else None
+        # Where a row ends with this token, the next step is one of other rows.
+        stays = all(map(plain_greedy, draws)) and not any(map(_ends, rows))
+        behind = batch.compute_ahead(computed, group.plans) if stays else None
         tokens = sample_rows(computed.output.logits_BV, draws, best_2B=computed.best.wait())
         token_ids = [token.token_id for token in tokens]
         computed.accept(token_ids)
@@ -259,6 +260,11 @@ class BatchRunner:
     def _sample(self, batch: BatchComputed) -> list[SampledToken]:
         draws = draws_of(batch.rows, self._model.config.vocab_size)
         return sample_rows(batch.output.logits_BV, draws, best_2B=batch.best.wait())
+
+
+def _ends(row: Sequence) -> bool:
+    """Whether the token of the step under way is the last one that was asked for."""
+    return len(row.generated) + 1 == row.stop.max_tokens
 
 
 def _step_maker(

@@ -110,6 +110,7 @@ class ReserveRequest(_message.Message):
     SLAB_BYTES_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_BRANCHES_FIELD_NUMBER: _builtins.int
+    PRUNING_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Prompt tokens L: KV slots of every whole layer."""
     kept_tokens: _builtins.int
@@ -130,6 +131,12 @@ class ReserveRequest(_message.Message):
     def model(self) -> _common_pb2.ModelIdentity:
         """Must equal the worker's own, or the call fails with the differing field named."""
 
+    @_builtins.property
+    def pruning(self) -> _common_pb2.PruningSummary:
+        """What the prompt will be pruned with: it says where the segments will lie, so that what lands in a device's memory can be
+        brought into pages before the commit. Absent, or where it is not final yet, that begins with the commit.
+        """
+
     def __init__(
         self,
         *,
@@ -141,10 +148,11 @@ class ReserveRequest(_message.Message):
         slab_bytes: _builtins.int = ...,
         max_new_tokens: _builtins.int = ...,
         num_branches: _builtins.int = ...,
+        pruning: _common_pb2.PruningSummary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "model", b"model", "pruning", b"pruning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "kept_tokens", b"kept_tokens", "max_new_tokens", b"max_new_tokens", "model", b"model", "num_branches", b"num_branches", "prompt_tokens", b"prompt_tokens", "slab_bytes", b"slab_bytes", "whole_layers", b"whole_layers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "kept_tokens", b"kept_tokens", "max_new_tokens", b"max_new_tokens", "model", b"model", "num_branches", b"num_branches", "prompt_tokens", b"prompt_tokens", "pruning", b"pruning", "slab_bytes", b"slab_bytes", "whole_layers", b"whole_layers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,6 +349,7 @@ class Manifest(_message.Message):
     FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     DRAWS_FIELD_NUMBER: _builtins.int
     CHECK_FIELD_NUMBER: _builtins.int
+    FIRST_TOKENS_FOLLOW_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Original prompt length L."""
     next_position: _builtins.int
@@ -351,6 +360,10 @@ class Manifest(_message.Message):
     """Position of the generator: draws made per branch so far."""
     check: Global___SegmentCheck.ValueType
     """Which sums the segments carry. SUM64 goes only to who took writes into a device's memory."""
+    first_tokens_follow: _builtins.bool
+    """The cache was complete before its first tokens were drawn, and nobody waited for them: Decode brings each. Should none be
+    drawn, an abort follows.
+    """
     @_builtins.property
     def handoff(self) -> _common_pb2.HandoffKey:
         """The handoff."""
@@ -377,7 +390,7 @@ class Manifest(_message.Message):
 
     @_builtins.property
     def first_tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SampledToken]:
-        """First token of each branch."""
+        """First token of each branch; none where they follow."""
 
     def __init__(
         self,
@@ -394,10 +407,11 @@ class Manifest(_message.Message):
         first_tokens: _abc.Iterable[_common_pb2.SampledToken] | None = ...,
         draws: _builtins.int = ...,
         check: Global___SegmentCheck.ValueType = ...,
+        first_tokens_follow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "model", b"model", "pruning", b"pruning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "draws", b"draws", "first_tokens", b"first_tokens", "handoff", b"handoff", "layer_layouts", b"layer_layouts", "layouts", b"layouts", "model", b"model", "next_position", b"next_position", "prompt_hash", b"prompt_hash", "prompt_tokens", b"prompt_tokens", "pruning", b"pruning", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "draws", b"draws", "first_tokens", b"first_tokens", "first_tokens_follow", b"first_tokens_follow", "handoff", b"handoff", "layer_layouts", b"layer_layouts", "layouts", b"layouts", "model", b"model", "next_position", b"next_position", "prompt_hash", b"prompt_hash", "prompt_tokens", b"prompt_tokens", "pruning", b"pruning", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,8 +44,15 @@ def scattered(cache: PagedKvCache, *, front: int, rest: int) -> SequencePages:
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("runs", [(None,), (range(3, 4), range(3))], ids=["at once", "in runs"])
 def test_equals_the_copies_of_each_layer(
-    heads: int, head_dim: int, whole: int, front: int, rest: int, dtype: str
+    heads: int,
+    head_dim: int,
+    whole: int,
+    front: int,
+    rest: int,
+    dtype: str,
+    runs: tuple[range | None, ...],
 ) -> None:
     geometry = KvGeometry(num_layers=4, num_kv_heads=heads, head_dim=head_dim, dtype=dtype)
     slow, fast = (cache_of(geometry, whole=whole, pages=8) for _ in range(2))
@@ -68,13 +75,17 @@ def test_equals_the_copies_of_each_layer(
         group: PagePool(memory=fast.pools[group].memory, table=rows[1].of(group).table)
         for group in LengthGroup
     }
-    scatter_prompt(
-        LandedLayers(
-            slab=slab, layers_L4=torch.tensor(layers, device=DEVICE), most_slots=max(slots)
-        ),
-        front=pools[LengthGroup.FRONT],
-        rest=pools[LengthGroup.REST],
-    )
+    for run in runs:
+        scatter_prompt(
+            LandedLayers(
+                slab=slab,
+                layers_L4=torch.tensor(layers, device=DEVICE),
+                most_slots=max(slots if run is None else slots[run.start : run.stop]),
+                run=run,
+            ),
+            front=pools[LengthGroup.FRONT],
+            rest=pools[LengthGroup.REST],
+        )
     for group in LengthGroup:
         wanted, found = slow.pools[group].memory, fast.pools[group].memory
         assert wanted.numel() == 0 or not wanted.isnan().all()

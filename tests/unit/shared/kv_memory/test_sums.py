@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shared.kv_memory.kernels.sum_segments import launch_sums
+from shared.kv_memory.sums import SegmentSums
 from shared.kv_memory.weighted_sum import FIRST_FACTOR, SECOND_FACTOR, slow_sums, unsigned
 from shared.types.kv_manifest import Segment, SegmentKind
 from tests.support.kernel_rows import DEVICE
@@ -48,6 +49,21 @@ def test_the_kernel_the_twin_and_the_definition_agree() -> None:
     wanted = [plain(bytes(data[s.offset : s.offset + s.length].numpy())) for s in found]
     assert [unsigned(x) for x in slow_sums(data, found).tolist()] == wanted
     assert [unsigned(x) for x in launch_sums(data.to(DEVICE), found).tolist()] == wanted
+
+
+@pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
+def test_sums_that_come_in_parts_are_those_of_the_whole(kernel: bool) -> None:
+    found = segments(LENGTHS)
+    data = slab(found)
+    if kernel:
+        data = data.to(DEVICE)
+    sums = SegmentSums(data.device)
+    sums.name = "triton" if kernel else "torch"
+    running = sums.begin(data, found)
+    for first, end in ((3, 7), (0, 1), (1, 3)):
+        running.add(first, end)
+    assert torch.equal(running.total(), sums.enqueue(data, found).to(data.device))
+    assert torch.equal(running.total().cpu(), slow_sums(slab(found), found))
 
 
 def test_the_sum_is_what_peers_of_other_versions_compute() -> None:

@@ -97,6 +97,18 @@ def test_draws_wait_for_their_logits(two, counted):
         assert counted() == step
 
 
+def test_the_last_token_of_a_row_has_no_step_behind_it(two, counted):
+    rows = [two.add(replace(LONG, tokens=90 + number)) for number in range(2)]
+    rows[0].stop = replace(rows[0].stop, max_tokens=len(rows[0].generated) + 2)
+    both_step(two, rows)
+    assert counted() == 2
+    both_step(two, rows)
+    assert counted() == 2, "the next one would be of one row alone"
+    two.release(rows.pop(0))
+    both_step(two, rows)
+    assert counted() == 4
+
+
 def test_a_row_without_room_is_the_last_of_its_kind(two, counted):
     row = two.add(replace(LONG, tokens=95, kept=79, max_tokens=1))
     both_step(two, [row])  # slot 95 of 96, and 79 of 80
