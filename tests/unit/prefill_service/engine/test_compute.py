@@ -9,12 +9,12 @@ import pytest
 
 from prefill_service.engine import compute
 from prefill_service.engine.compute import ComputeThread, PromptWork
-from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.plan import plan_prompt
 from prefill_service.engine.runner import PrefillRunner
 from shared.model.attention import TorchAttention
 from shared.model.transformer import Transformer
 from shared.types.methods import PruningParams
+from tests.support.host_slabs import host_slab
 from tests.support.prefill_jobs import job_of
 
 PARAMS = PruningParams(pruning_layer=3, deferred_layers=2, keep_rate=0.5)
@@ -35,9 +35,8 @@ def work_for(model: Transformer, executor: ThreadPoolExecutor, *, tokens: int) -
         options=job.request.options,
         prompt_tokens=tokens,
     )
-    return PromptWork(
-        job, plan=plan, slab=HostSlab(plan.slab, geometry=plan.geometry, executor=executor)
-    )
+    slab = host_slab(plan.slab, geometry=plan.geometry, executor=executor)
+    return PromptWork(job, plan=plan, slab=slab)
 
 
 async def test_its_own_time_is_from_the_ids_to_the_first_token_without_the_slab(
