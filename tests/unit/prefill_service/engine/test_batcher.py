@@ -243,4 +243,4 @@ async def test_a_prompt_is_in_the_next_pass_before_anything_else_is_begun() -> N
         await beside
         assert began == ["reserve"]
         rig.passes.end_one()
-        assert cast("Any", await waiting) == 10
+        assert cast("int", await waiting) == 10
