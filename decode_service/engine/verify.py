@@ -29,7 +29,6 @@ from shared.types.kv_manifest import (
 )
 from shared.types.model_identity import ModelIdentity
 
-
 _PLANS = 64
 """Layouts that are kept: a grant plans one, and its commit looks for it again."""
 
