@@ -76,8 +76,7 @@ class Sequence:
     sampling: SamplingParams
     """How its tokens are drawn."""
     stop: StopConditions
-    """When the engine ends it. Here `min_tokens` matters, and `max_tokens` says when no step is
-    worth beginning early."""
+    """When the engine ends it; here `min_tokens` matters, `max_tokens` for what is begun early."""
     generated: list[int]
     """Tokens of the answer; begins with the first token, which the prefill side drew. In a replay,
     with all that the client has seen: the KV of all but the last of them came with the prompt's."""

@@ -7,6 +7,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from decode_service.engine.kv_cache import PagedKvCache
 from decode_service.engine.landed import LandedBytes
 from decode_service.sparsity.layouts import KvLayout
 from shared.errors import InvalidRequestError, ManifestError
+from shared.kv.geometry import KvGeometry
 from shared.kv.slab_layout import SlabLayout
 from shared.types.kv_manifest import (
     KvManifest,
@@ -26,6 +28,9 @@ from shared.types.kv_manifest import (
     SegmentKind,
 )
 from shared.types.model_identity import ModelIdentity
+
+_PLANS = 64
+"""Layouts that are kept: a grant plans one, and its commit looks for it again."""
 
 
 class RejectReason(Enum):
@@ -176,15 +181,7 @@ class ManifestVerifier:
                 f"room was granted for {spec.kept_tokens} kept of {spec.prompt_tokens} tokens, and "
                 "the prompt is said to be whole; prune it as it was announced"
             )
-        return SlabLayout.plan(
-            self._geometry,
-            prompt_tokens=spec.prompt_tokens,
-            kept_tokens=pruning.slots,
-            whole_layers=spec.whole_layers,
-            pruning_layer=pruning.last_choosing_layer(self._geometry.num_layers),
-            kv_select=pruning.kv_select,
-            pruned=pruning.pruned,
-        )
+        return _planned(self._geometry, pruning, spec.prompt_tokens, spec.whole_layers)
 
     def _check_layout(self, manifest: KvManifest, spec: ReserveSpec) -> None:
         try:
@@ -224,6 +221,21 @@ class ManifestVerifier:
             )
         if hash_prompt(prompt_ids) != manifest.prompt_hash:
             raise rejected(RejectReason.PROMPT_HASH, "the ids sent along have another hash")
+
+
+@lru_cache(maxsize=_PLANS)
+def _planned(
+    geometry: KvGeometry, pruning: PruningSummary, prompt_tokens: int, whole_layers: int
+) -> SlabLayout:
+    return SlabLayout.plan(
+        geometry,
+        prompt_tokens=prompt_tokens,
+        kept_tokens=pruning.slots,
+        whole_layers=whole_layers,
+        pruning_layer=pruning.last_choosing_layer(geometry.num_layers),
+        kv_select=pruning.kv_select,
+        pruned=pruning.pruned,
+    )
 
 
 def _counts_hold(manifest: KvManifest, spec: ReserveSpec) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from prefill_service.engine import compute
 from prefill_service.engine.compute import ComputeThread, PromptWork
+from prefill_service.engine.host_slab import HostSlab
 from prefill_service.engine.plan import plan_prompt
 from prefill_service.engine.runner import PrefillRunner
 from shared.model.attention import TorchAttention
