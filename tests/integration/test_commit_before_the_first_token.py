@@ -59,12 +59,12 @@ class HeldDraw:
         self._error = error
         self._go.set()
 
-    def _held(self, *arguments: Any) -> Any:
+    def _held(self, *arguments: Any, **named: Any) -> Any:
         self.begun.set()
         assert self._go.wait(SOON_S)
         if self._error is not None:
             raise self._error
-        return self._draw(*arguments)
+        return self._draw(*arguments, **named)
 
 
 @pytest.fixture
