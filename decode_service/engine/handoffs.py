@@ -6,8 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from typing import TYPE_CHECKING
 
-from decode_service.engine.arrival import Arrival
 from decode_service.engine.branches import Branches
 from decode_service.engine.kv_cache import SequencePages
 from decode_service.engine.sequence import PromptKv
@@ -16,6 +16,9 @@ from shared.kv.slab import SlabLease
 from shared.types.handoff import HandoffKey, HandoffState, HandoffStateMachine
 from shared.types.kv_manifest import KvManifest, PruningSummary
 from shared.types.model_identity import ModelIdentity
+
+if TYPE_CHECKING:  # it logs, and benches that fill pages have no logger
+    from decode_service.engine.arrival import Arrival
 
 TOKEN_BYTES = 16
 """Random bytes of a grant's token."""
@@ -129,7 +132,7 @@ class Reservation:
     """The intake reads the slab or writes the pages."""
     own_pages: dict[int, SequencePages] = field(default_factory=dict)
     """Of each further answer that is not over."""
-    arrival: Arrival | None = None
+    arrival: "Arrival | None" = None
     """Brings segments into the pages as they land; None: the commit does all of it."""
     adopted: AdoptedKv | None = None
     """Set by the intake once the pages hold the prompt."""

@@ -27,7 +27,7 @@ from loadtest.micro.bounds import print_bounds
 from loadtest.micro.gpu_facts import gpu_facts, require_kernels, told_with_time
 from loadtest.micro.models import random_on_device
 from loadtest.micro.step_cases import add_case_flags, named_cases
-from loadtest.micro.step_parity import Float32Twin, StepCheck, make_runners
+from loadtest.micro.step_parity import CHOICES, Float32Twin, StepCheck, make_runners
 from loadtest.micro.step_peer import StepPeer
 from loadtest.micro.step_rows import CaseRows
 from loadtest.micro.step_shapes import CASES, TINY, StepCase
@@ -169,7 +169,7 @@ def time_case(
 def _check_case(model: Transformer, held: CaseRows, case: StepCase) -> dict[str, dict[str, float]]:
     """One row of the timed batch; the float32 copies are gone afterwards."""
     exact = Float32Twin(model, held, rows=1)
-    return StepCheck(model, held, case, checked_rows=1, exact=exact).run(steps=1)
+    return StepCheck(model, held, case, checked_rows=1, exact=exact).run(steps=CHOICES)
 
 
 def _weight_bytes(model: Transformer) -> int:

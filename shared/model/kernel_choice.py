@@ -8,7 +8,7 @@ Shapes: T queries, S keys, H query heads, G KV heads, D head size.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,6 +30,8 @@ MEASURED_BLOCK = (2048, 16_384)
 _CHECKED_TOKENS = 333
 _CHECKED_BLOCK = 111
 _REPEATS = 5
+_CLEARLY_FASTER = 0.97
+"""Share of another kernel's time from which on one takes its place at a longer prompt."""
 Timer = Callable[[Callable[[], object]], float]
 """Gives the seconds of one call."""
 
@@ -88,13 +90,32 @@ def _chosen(
     working = [kernel for kernel in kernels if kernel.name in seconds]
     if not working:
         return KernelChoice(ranges=(), seconds=seconds, rejected=rejected)
-    fastest = [min(working, key=lambda k: seconds[k.name][tokens]) for tokens in lengths]
+    serving = _serving(working, lengths, seconds)
     for kernel in working:
-        if kernel not in fastest:
-            rejected[kernel.name] = _slower(kernel.name, fastest, seconds)
-    ranges = _ranges(fastest, lengths)
+        if kernel not in serving:
+            rejected[kernel.name] = _slower(kernel.name, serving, seconds)
+    ranges = _ranges(serving, lengths)
     whole = KernelChoice(ranges=ranges, seconds=seconds, rejected=rejected)
     return _with_blocks(whole, shape, device, working=working, timed=timed)
+
+
+def _serving(
+    working: Sequence[ExactKernel],
+    lengths: Sequence[int],
+    seconds: Mapping[str, Mapping[int, float]],
+) -> list[ExactKernel]:
+    """A kernel for each length: the next shorter one's, unless another is clearly faster.
+
+    What leads at one length by as little as two measurements differ would otherwise serve all
+    longer prompts too, where it may be the slower one.
+    """
+    serving: list[ExactKernel] = []
+    for tokens in lengths:
+        best = min(working, key=lambda kernel: seconds[kernel.name][tokens])
+        before = serving[-1] if serving else best
+        gain = seconds[best.name][tokens] / seconds[before.name][tokens]
+        serving.append(best if gain < _CLEARLY_FASTER else before)
+    return serving
 
 
 def _with_blocks(
@@ -145,13 +166,14 @@ def _ranges(fastest: Sequence[ExactKernel], lengths: Sequence[int]) -> tuple[Ker
 
 
 def _slower(name: str, fastest: Sequence[ExactKernel], seconds: dict[str, dict[int, float]]) -> str:
-    """`slower than cudnn: 2.1 times its time at 16384 tokens`, where it comes closest."""
+    """`slower than cudnn: 2.10 times its time at 16384 tokens`, where it comes closest."""
     ratios = [
         (taken / seconds[best.name][tokens], tokens, best.name)
         for (tokens, taken), best in zip(seconds[name].items(), fastest, strict=True)
     ]
     ratio, tokens, best = min(ratios)
-    return f"slower than {best}: {ratio:.2f} times its time at {tokens} tokens"
+    what = "slower" if ratio > 1 else "not clearly faster"
+    return f"{what} than {best}: {ratio:.2f} times its time at {tokens} tokens"
 
 
 def _random(

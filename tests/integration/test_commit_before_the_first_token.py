@@ -116,7 +116,10 @@ async def test_a_caller_that_leaves_before_the_draw_takes_it_back_too(
     reading = asyncio.ensure_future(call.read())
     await until(lambda: key in peer.adopted)
     await reading
+    (job,) = worker.engine._jobs.values()
     call.cancel()
+    # The worker hears of it while the token is still drawn: a moment later the prompt is done.
+    await until(job.stopping)
     draw.go()
     await worker.expect_idle()
     assert [aborted for aborted, _ in peer.aborted] == [key]

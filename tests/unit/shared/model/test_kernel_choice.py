@@ -92,6 +92,15 @@ def test_the_fastest_serves_length_by_length():
     assert DeviceAttention(choice.ranges).name == "b to 2048 tokens, a above"
 
 
+def test_a_lead_within_the_noise_changes_nothing_at_longer_prompts():
+    """As two kernels that differ by less than two measurements of either do."""
+    serves = Kernel("a", {1024: 1.0, 4096: 4.0, 16384: 16.0, 32768: 66.0})
+    close = Kernel("b", {1024: 2.0, 4096: 5.0, 16384: 15.9, 32768: 65.0})
+    choice = choose(serves, close)
+    assert [(r.up_to, r.kernel) for r in choice.ranges] == [(None, serves)]
+    assert choice.rejected["b"] == "not clearly faster than a: 0.98 times its time at 32768 tokens"
+
+
 def test_a_short_context_is_measured_at_its_length():
     kernel = Kernel("a", {500: 1.0})
     shape = HeadShape(num_heads=2, num_kv_heads=1, head_dim=16, dtype=torch.float32, max_tokens=500)
