@@ -9,6 +9,7 @@ import asyncio
 import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 
+import structlog
 import torch
 
 from decode_service.engine.arrival import Arrival
@@ -31,6 +32,8 @@ from shared.types.kv_manifest import (
     SegmentCheck,
     SegmentKind,
 )
+
+_log = structlog.get_logger(__name__)
 
 
 class DeviceAdoption:
@@ -95,6 +98,12 @@ class DeviceAdoption:
             sums = manifest.check is SegmentCheck.SUM64
             if taken is not None and sums and taken.serves(manifest):
                 return self._verifier.check_taken(manifest, taken)
+            _log.info(
+                "a commit takes its segments by itself",
+                handoff_id=manifest.handoff.handoff_id,
+                arrived=taken is not None,
+                check=manifest.check.value,
+            )
             # What of it still waits or runs must not meet the copies that follow.
             await arrival.give_way()
         return await asyncio.to_thread(self._adopt, manifest, landed, pages)

@@ -78,9 +78,9 @@ class DeviceTaker:
             try:
                 scatter, sums = self._begun = self._begun or self._begin()
                 for first, end in _runs([self._numbers[each.offset] for each in segments]):
-                    # Summed behind the copies: bytes that change meanwhile are found out.
-                    scatter.copy(first, end)
+                    # Summed ahead of the copies: bytes that a notice was ahead of are found out.
                     sums.add(first, end)
+                    scatter.copy(first, end)
                 self._left -= len(segments)
                 if not self._left:
                     self._sums_S = tools.sums.on_host(sums)

@@ -135,6 +135,10 @@ class Intake:
         try:
             self._verifier.check_promises(manifest, spec=granted.spec, prompt_ids=prompt_ids)
             surplus_tokens = granted.spec.kept_tokens - manifest.pruning.slots
+            if surplus_tokens and granted.arrival is not None:
+                # It foresaw more: nothing may write to the pages that go back.
+                await granted.arrival.give_way()
+                granted.arrival = None
             granted.pages = self._cache.shrink(granted.pages, surplus_tokens=surplus_tokens)
             layouts = await self._adoption.adopt(
                 manifest,

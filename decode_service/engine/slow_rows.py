@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from decode_service.engine.batched.row_plan import LeftOut, left_out
+from decode_service.engine.batched.row_plan import LeftOut, chooses_pages_once, left_out
 from decode_service.engine.sequence import Sequence
 from shared.model.profile_record import ModelProfile
 from shared.types.methods import KvSelect
@@ -64,6 +64,8 @@ class SlowRows:
         if not self._kernels or name is PagePolicyName.DENSE:
             return "none"
         if name is not PagePolicyName.DELTA:
+            return f"all: {_ADVICE[LeftOut.POLICY]}"
+        if not chooses_pages_once(profile.sparsity):
             return f"all: {_ADVICE[LeftOut.POLICY]}"
         if profile.pruning.kv_select is KvSelect.HEAD:
             return f"those of pruned prompts: {_ADVICE[LeftOut.KV_SELECT_HEAD]}"

@@ -124,7 +124,7 @@ def row_product(
         x_BI: the row, B is 1.
         weight_OI: weights; with `Ending.GATE` gate above up, twice as many outputs as `out_BO`.
         plan: sizes.
-        out_BO: is overwritten, or added to; its type may be a wider one.
+        out_BO: is overwritten, or added to; its type may be a wider one, of rounded values.
         ending: what becomes of the sums.
         norm: of the row.
         bias_O: added to the sums; not with `Ending.GATE`.
@@ -169,7 +169,7 @@ def tile_product(
         weight_OI: weights, as of `row_product`.
         plan: sizes.
         room: for as many rows.
-        out_BO: is overwritten, or added to; its type may be a wider one.
+        out_BO: is overwritten, or added to; its type may be a wider one, of rounded values.
         ending: what becomes of the sums.
         bias_O: added to the sums; not with `Ending.GATE`.
     """
@@ -268,6 +268,8 @@ def _row_block(
         y += tl.load(bias_ptr + o, mask=there, other=0.0).to(tl.float32)
     if ADDED:
         y += tl.load(out_ptr + o, mask=there, other=0.0).to(tl.float32)
+    # Rounded as the library rounds, to a wider output too: level logits stay level.
+    y = y.to(x_ptr.dtype.element_ty)
     tl.store(out_ptr + o, y.to(out_ptr.dtype.element_ty), mask=there)
 
 
@@ -328,6 +330,7 @@ def _tile_block(
             y += tl.load(bias_ptr + o, mask=there, other=0.0).to(tl.float32)[:, None]
         if ADDED:
             y += tl.load(out_ptr + to, mask=known, other=0.0).to(tl.float32)
+        y = y.to(x_ptr.dtype.element_ty)
         tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=known)
 
 

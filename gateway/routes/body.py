@@ -13,9 +13,8 @@ T = TypeVar("T")
 UPLOAD_S = 120.0
 """How long a body may take to arrive, in seconds; then it is 408."""
 
-_PARSE_AT_ONCE_BYTES = 256 * 1024
-"""Parsing so much takes a millisecond at most, also 32,000 token ids, which a thread's turn at the
-interpreter costs too."""
+_PARSE_AT_ONCE_BYTES = 128 * 1024
+"""Parsing so much takes under a millisecond, which a thread's turn at the interpreter costs too."""
 
 
 async def read_body(request: Request, *, limit: int) -> bytes:

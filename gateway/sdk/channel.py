@@ -2,15 +2,10 @@
 
 import grpc
 import grpc.aio
-from grpc.experimental import ChannelOptions as Experimental
 
 from gateway.sdk.settings import ClientSettings, Tls
 from shared.errors import ConfigError
 from shared.rpc.options import ChannelOptions, client_options
-
-_OWN_THREAD = (Experimental.SingleThreadedUnaryStream, 1)
-"""A stream is read by the thread that wants its messages. Otherwise each call starts a thread that
-reads them and hands them over: as long as half a hop to the gateway."""
 
 
 def open_channel(settings: ClientSettings) -> grpc.Channel:
@@ -20,11 +15,9 @@ def open_channel(settings: ClientSettings) -> grpc.Channel:
         ConfigError: a file of the TLS settings cannot be read.
     """
     if settings.tls is None:
-        return grpc.insecure_channel(settings.address, options=[*client_options(), _OWN_THREAD])
+        return grpc.insecure_channel(settings.address, options=client_options())
     return grpc.secure_channel(
-        settings.address,
-        _credentials(settings.tls),
-        options=[*_options(settings.tls), _OWN_THREAD],
+        settings.address, _credentials(settings.tls), options=_options(settings.tls)
     )
 
 

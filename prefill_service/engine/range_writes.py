@@ -18,13 +18,15 @@ class RangeWrites:
         self._write = write
         self._last: asyncio.Future[None] | None = None
 
-    async def follow(self, ranges: AsyncIterator[Range], *, to_the_end: bool) -> None:
-        """Writes what comes; unless `to_the_end`, the last write may be under way on return."""
+    async def follow(self, ranges: AsyncIterator[Range], *, most_left: int) -> None:
+        """Writes what comes; a last write of at most `most_left` bytes is not awaited."""
+        length = 0
         try:
             while (following := await self._next(ranges)) is not None:
                 await self.end()
+                length = following[1]
                 self._last = asyncio.ensure_future(self._write(*following))
-            if to_the_end:
+            if length > most_left:
                 await self.end()
         except BaseException:
             await _cancelled(self._last)

@@ -28,6 +28,10 @@ from shared.types.kv_manifest import KvManifest, PruningSummary, SegmentCheck
 
 T = TypeVar("T")
 
+MOST_LEFT_BYTES = 64 << 20
+"""Bytes of a last write that a commit may run beside: done in time on any link worth a handoff,
+where the worker waits some seconds for the end of a push."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -152,8 +156,8 @@ class Delivery:
     async def push(self, slab: PromptSlab) -> None:
         """Sends every range of the slab as it becomes final, and begins to seal.
 
-        Between the memories of two devices the last range may still be on its way on return: it
-        takes less time than a commit.
+        Between the memories of two devices a last range of a layer or two may still be on its way
+        on return: it takes less time than a commit, and far less than one waits for it.
 
         Raises:
             HandoffError: no transport may be used, or the bytes did not arrive.
@@ -173,7 +177,8 @@ class Delivery:
             written = RangeWrites(
                 lambda o, n: self._in_lease(sender.write(o, slab.view(o, n)), grant)
             )
-            await written.follow(slab.ranges(), to_the_end=self.check is not SegmentCheck.SUM64)
+            left = MOST_LEFT_BYTES if self.check is SegmentCheck.SUM64 else 0
+            await written.follow(slab.ranges(), most_left=left)
         self._sealing = asyncio.create_task(self._seal(written, sender, grant))
 
     async def _seal(self, written: RangeWrites, sender: KvSender, grant: Grant) -> TransferStats:

@@ -2,8 +2,8 @@
 
 A kernel of ours counts only after its result was right; then the fastest serves. Products of one
 number of rows are measured when the first step of that many rows is made, which a worker does
-before it is ready. Layers are gone through one after the other, as a step does, so that no weight
-is found in the cache.
+before it is ready. Layers are gone through one after the other, as a step does, so that a large
+model's weights are not found in the cache.
 
 Shapes: B rows, E hidden width, I inputs of a product, O outputs.
 """
@@ -192,7 +192,7 @@ class _Trial:
 
     def result(self, products: StepProducts) -> Tensor:
         """Float32 result with the first layer's weights."""
-        x_BE = self._residual_BE.clone()
+        x_BE = torch.zeros_like(self._residual_BE)  # a larger one would hide errors
         out = self._run(products, self._layers[0], x_BE)
         return (x_BE if out is None else out).float()
 

@@ -41,7 +41,7 @@ def left_out(row: Sequence) -> LeftOut | None:
     """Why no kernel does what a row's policy or its layouts ask; None where kernels do."""
     if isinstance(row.policy, DensePolicy):
         return None
-    if not isinstance(row.policy, DeltaPolicy) or not _chooses_pages_once(row.policy.params):
+    if not isinstance(row.policy, DeltaPolicy) or not chooses_pages_once(row.policy.params):
         return LeftOut.POLICY
     if any(layout.kind is PositionKind.PER_HEAD for layout in row.prompt.layouts):
         return LeftOut.KV_SELECT_HEAD
@@ -62,6 +62,6 @@ def plan_of(row: Sequence) -> RowPlan | None:
     )
 
 
-def _chooses_pages_once(params: SparsityParams) -> bool:
+def chooses_pages_once(params: SparsityParams) -> bool:
     """One choice of K pages for all heads, made anew at every step."""
     return params.heads is PageHeads.SHARED and params.refresh_every == 1 and params.mass is None

@@ -48,7 +48,7 @@ FIRST, SECOND = (0, 4), (4, 8)
 async def test_one_range_is_written_at_a_time() -> None:
     feed = Feed()
     writes = RangeWrites(feed.write)
-    following = asyncio.ensure_future(writes.follow(feed.ranges(), to_the_end=True))
+    following = asyncio.ensure_future(writes.follow(feed.ranges(), most_left=0))
     feed.put(FIRST, SECOND, None)
     await until(lambda: feed.begun == [FIRST])
     feed.go.release()
@@ -65,10 +65,22 @@ async def test_the_last_write_may_still_be_under_way() -> None:
     feed = Feed()
     writes = RangeWrites(feed.write)
     feed.put(FIRST, None)
-    await writes.follow(feed.ranges(), to_the_end=False)
+    await writes.follow(feed.ranges(), most_left=1 << 30)
     assert not feed.ended
     feed.go.release()
     await writes.end()
+    assert feed.ended == [FIRST]
+
+
+async def test_a_long_last_write_is_waited_for() -> None:
+    feed = Feed()
+    feed.put(FIRST, None)
+    most = FIRST[1] - 1
+    following = asyncio.ensure_future(RangeWrites(feed.write).follow(feed.ranges(), most_left=most))
+    await until(lambda: feed.begun == [FIRST])
+    assert not following.done()
+    feed.go.release()
+    await following
     assert feed.ended == [FIRST]
 
 
@@ -78,7 +90,7 @@ async def test_a_write_that_fails_is_heard_of_before_the_next_range_comes() -> N
     feed.put(FIRST)
     feed.go.release()
     with pytest.raises(TransportError, match="gone"):
-        await RangeWrites(feed.write).follow(feed.ranges(), to_the_end=False)
+        await RangeWrites(feed.write).follow(feed.ranges(), most_left=1 << 30)
 
 
 async def test_a_last_write_that_fails_is_heard_of_at_the_end() -> None:
@@ -86,7 +98,7 @@ async def test_a_last_write_that_fails_is_heard_of_at_the_end() -> None:
     feed.error = TransportError("gone")
     writes = RangeWrites(feed.write)
     feed.put(FIRST, None)
-    await writes.follow(feed.ranges(), to_the_end=False)
+    await writes.follow(feed.ranges(), most_left=1 << 30)
     feed.go.release()
     with pytest.raises(TransportError, match="gone"):
         await writes.end()
@@ -94,9 +106,7 @@ async def test_a_last_write_that_fails_is_heard_of_at_the_end() -> None:
 
 async def test_a_cancel_ends_the_write_that_is_under_way() -> None:
     feed = Feed()
-    following = asyncio.ensure_future(
-        RangeWrites(feed.write).follow(feed.ranges(), to_the_end=True)
-    )
+    following = asyncio.ensure_future(RangeWrites(feed.write).follow(feed.ranges(), most_left=0))
     feed.put(FIRST)
     await until(lambda: feed.begun == [FIRST])
     following.cancel()
@@ -109,6 +119,6 @@ async def test_no_ranges_need_no_write() -> None:
     feed = Feed()
     writes = RangeWrites(feed.write)
     feed.put(None)
-    await writes.follow(feed.ranges(), to_the_end=True)
+    await writes.follow(feed.ranges(), most_left=0)
     await writes.end()
     assert not feed.begun
