@@ -18,6 +18,7 @@ from shared.types.kv_manifest import KvManifest, SegmentCheck
 from tests.support.decode_server import decode_server, direct_tokens
 from tests.support.prefill_peer import Faults, PrefillPeer, Prepared, prefill_peer, prepare
 from tests.support.transfer_parts import NIXL_DEVICE, needs_nixl, open_transport
+from tests.support.waiting import until
 
 pytestmark = needs_nixl
 
@@ -139,6 +140,10 @@ async def test_bytes_that_are_written_twice_are_looked_at_by_the_commit(
     grant = await peer.reserve(key, prepared)
     sender = await peer.open(grant)
     await sender.write(0, bytes(len(prepared.image)))
+    arrival = server.core.worker.table._live[key].arrival
+    assert arrival is not None
+    # Their checksum is compared when they land: the next ones must not be there before.
+    await until(lambda: arrival._taken is not None)
     await sender.write(0, prepared.image)
     await sender.seal()
     answer = await peer.commit(key, grant, prepared, manifest=summed(prepared, peer))
