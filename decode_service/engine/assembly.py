@@ -113,7 +113,7 @@ def build_core(
     grammars = GrammarCompiler(tokenizer, on_compiled=recorder.grammar_compiled)
     worker = DecodeWorker(
         table=table,
-        intake=_intake(config, memory, table=table, engine=engine, vocab_size=vocab_size),
+        intake=_intake(config, loaded, memory, table=table, engine=engine, recorder=recorder),
         engine=engine,
         tokenizer=tokenizer,
         grammars=grammars,
@@ -171,12 +171,14 @@ def _watched(
 
 def _intake(
     config: DecodeConfig,
+    loaded: LoadedModel,
     memory: WorkerMemory,
     *,
     table: ReservationTable,
     engine: DecodeEngine,
-    vocab_size: int,
+    recorder: MetricsRecorder,
 ) -> Intake:
+    vocab_size = loaded.model.config.vocab_size
     verifier = ManifestVerifier(
         memory.cache, identity=memory.capacity.identity, vocab_size=vocab_size
     )
@@ -184,7 +186,7 @@ def _intake(
     if memory.landing.kind is MemoryKind.HOST:
         adoption = HostAdoption(memory.cache, engine=engine, verifier=verifier)
     else:
-        adoption = DeviceAdoption(memory.cache, verifier=verifier)
+        adoption = DeviceAdoption(memory.cache, verifier=verifier, on_behind=recorder.commit_behind)
     return Intake(
         table,
         slab=memory.slab,

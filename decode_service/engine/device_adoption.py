@@ -7,12 +7,14 @@ prompt will be pruned, segments are taken as they land (`arrival.py`), and the c
 
 import asyncio
 import importlib.util
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 
 import structlog
 import torch
 
-from decode_service.engine.arrival import Arrival
+from decode_service.engine.arrival import Arrival, Taken
 from decode_service.engine.device_taker import DeviceTaker, TakenFrom, TakingTools
 from decode_service.engine.handoffs import ReserveSpec
 from decode_service.engine.kv_cache import PagedKvCache, SequencePages
@@ -36,20 +38,53 @@ from shared.types.kv_manifest import (
 _log = structlog.get_logger(__name__)
 
 
+class Behind(Enum):
+    """Why a commit has to copy what landed."""
+
+    UNFORESEEN = "unforeseen"
+    """Its grant did not say how the prompt would be pruned, or a mass settles that."""
+    CHECKSUM = "checksum"
+    """It came by way of the host, with checksums of the host's."""
+    LAYOUT = "layout"
+    """It is laid out otherwise than its grant said."""
+    UNCLEAR = "unclear"
+    """Some of it did not come, came twice, or could not be taken."""
+
+
+def _compares(manifest: KvManifest, taken: Taken) -> bool:
+    """Whether what was found can be held against the promise."""
+    return manifest.check is SegmentCheck.SUM64 and taken.serves(manifest)
+
+
+def _why_behind(manifest: KvManifest, arrival: Arrival | None, taken: Taken | None) -> Behind:
+    if arrival is None:
+        return Behind.UNFORESEEN
+    if manifest.check is not SegmentCheck.SUM64:
+        return Behind.CHECKSUM
+    return Behind.UNCLEAR if taken is None else Behind.LAYOUT
+
+
 class DeviceAdoption:
     """See `Adoption`.
 
     Args:
         cache: pages, on the device that the slab is on.
         verifier: checks the bytes.
+        on_behind: told why a commit copies everything itself.
         kernel: scatter by one launch; None: where a GPU and Triton are.
     """
 
     def __init__(
-        self, cache: PagedKvCache, *, verifier: ManifestVerifier, kernel: bool | None = None
+        self,
+        cache: PagedKvCache,
+        *,
+        verifier: ManifestVerifier,
+        on_behind: Callable[[str], None] = lambda _reason: None,
+        kernel: bool | None = None,
     ) -> None:
         self._cache = cache
         self._verifier = verifier
+        self._on_behind = on_behind
         self._on_gpu = cache.device.type == "cuda"
         there = self._on_gpu and importlib.util.find_spec("triton") is not None
         self._kernel = there if kernel is None else kernel
@@ -93,17 +128,17 @@ class DeviceAdoption:
         arrival: Arrival | None = None,
     ) -> tuple[KvLayout, ...]:
         """See `Adoption.adopt`."""
+        taken = None if arrival is None else await arrival.taken()
+        if taken is not None and _compares(manifest, taken):
+            return self._verifier.check_taken(manifest, taken)
+        reason = _why_behind(manifest, arrival, taken)
+        self._on_behind(reason.value)
+        _log.info(
+            "a commit copies what landed, none of it was taken before",
+            handoff_id=manifest.handoff.handoff_id,
+            reason=reason.value,
+        )
         if arrival is not None:
-            taken = await arrival.taken()
-            sums = manifest.check is SegmentCheck.SUM64
-            if taken is not None and sums and taken.serves(manifest):
-                return self._verifier.check_taken(manifest, taken)
-            _log.info(
-                "a commit takes its segments by itself",
-                handoff_id=manifest.handoff.handoff_id,
-                arrived=taken is not None,
-                check=manifest.check.value,
-            )
             # What of it still waits or runs must not meet the copies that follow.
             await arrival.give_way()
         return await asyncio.to_thread(self._adopt, manifest, landed, pages)

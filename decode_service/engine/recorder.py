@@ -69,6 +69,10 @@ class MetricsRecorder:
         """An answer began that the kernels leave to PyTorch."""
         self._decode.rows_by_torch.labels(reason).inc()
 
+    def commit_behind(self, reason: str) -> None:
+        """A commit copies what had landed in device memory, instead of comparing what was taken."""
+        self._decode.commits_behind.labels(reason).inc()
+
     def commit_ended(self, *, error: TandemError | None) -> None:
         """A commit was adopted, or refused."""
         if error is not None:

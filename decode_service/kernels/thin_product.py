@@ -130,6 +130,7 @@ def row_product(
         bias_O: added to the sums; not with `Ending.GATE`.
     """
     assert x_BI.shape[0] == 1, "one row"
+    assert bias_O is None or ending is not Ending.GATE, "a gated product has no bias"
     outputs, width = out_BO.shape[1], x_BI.shape[1]
     _row_block[(triton.cdiv(outputs, plan.outputs),)](
         x_BI,
@@ -175,6 +176,7 @@ def tile_product(
     """
     rows, width = x_BI.shape
     assert rows <= MOST_ROWS, "more are left to the library"
+    assert bias_O is None or ending is not Ending.GATE, "a gated product has no bias"
     outputs = out_BO.shape[1]
     blocks = triton.cdiv(outputs, plan.outputs)
     splits = _splits(blocks, width, plan, room.processors)

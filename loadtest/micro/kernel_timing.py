@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from loadtest.spread import spread
+from shared.model.device_time import seconds_on_device
 
 COPY_TB_PER_S = 4.3
 """Bytes read and written by a device copy on an H200, the most that was measured."""
@@ -36,15 +37,7 @@ def time_on_gpu(work: Callable[[int], object], *, replays: int = _REPLAYS) -> di
         for call in range(_GRAPH_CALLS):
             work(call)
     graph.replay()
-    taken = []
-    for _ in range(replays):
-        before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        before.record()
-        graph.replay()
-        after.record()
-        after.synchronize()
-        taken.append(before.elapsed_time(after) * 1000 / _GRAPH_CALLS)
+    taken = [seconds_on_device(graph.replay) * 1e6 / _GRAPH_CALLS for _ in range(replays)]
     return spread(taken)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prefill_service.engine.staging import sent_to
 from shared.errors import InvalidRequestError
+from shared.model.staging import sent_to
 from shared.model.transformer import Transformer
 
 

@@ -16,13 +16,13 @@ from prefill_service.engine.packed_pass import AllEndedError, PackedPass
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.prompt_ids import checked_ids
 from prefill_service.engine.prompt_pass import PackedPrompt, PromptPass
-from prefill_service.engine.staging import fetch
 from prefill_service.engine.stopwatch import Stopwatch
 from shared.errors import ConfigError
 from shared.model.attention import PrefillAttention
 from shared.model.current_device import computing_on
 from shared.model.device_attention import DeviceAttention
 from shared.model.sampler import best_tokens
+from shared.model.staging import fetch
 from shared.model.transformer import Transformer
 
 DEFAULT_CHUNK_TOKENS = 1024

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from prefill_service.engine.layer_steps import LayerKv, LayerRun
 from prefill_service.engine.plan import PromptPlan
-from prefill_service.engine.staging import sent_to
 from prefill_service.engine.stopwatch import HostStopwatch, Stopwatch
 from prefill_service.ranking.base import Observation
 from prefill_service.ranking.select import cache_rows, kept_by_mass, select_positions
+from shared.model.staging import sent_to
 from shared.types.methods import KvSelect
 
 

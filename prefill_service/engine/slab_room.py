@@ -20,6 +20,7 @@ class SlabRoom:
         self._slab = Slab(memory.nbytes, allocate=lambda _nbytes: memory)
         self._make_room = make_room
         self._freed = asyncio.Event()
+        self._first = asyncio.Lock()  # lets in by turns: a long prompt is not passed by short ones
 
     @property
     def num_leases(self) -> int:
@@ -32,10 +33,11 @@ class SlabRoom:
 
     async def _take(self, nbytes: int) -> tuple[MemoryPart, Callable[[], None]]:
         """A lease, and what ends it; waits while the gaps are too short."""
-        while (lease := self._slab.reserve(nbytes)) is None:
-            if not self._make_room():
-                self._freed.clear()
-                await self._freed.wait()
+        async with self._first:
+            while (lease := self._slab.reserve(nbytes)) is None:
+                if not self._make_room():
+                    self._freed.clear()
+                    await self._freed.wait()
         part = self._slab.locate(lease.slot, lease.generation, 0, lease.nbytes)
         return part, partial(self._release, lease)
 

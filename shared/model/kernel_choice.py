@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shared.model.current_device import computing_on
 from shared.model.device_attention import KernelRange
+from shared.model.device_time import seconds_on_device
 from shared.model.exact_attention import EXACT_KERNELS, ExactKernel, HeadShape
 from shared.model.kernel_check import fault_of, said
 from shared.model.plain_attention import plain_attention
@@ -71,7 +72,7 @@ def choose_kernels(
         timer: how a call is timed; None times by events on the device.
     """
     with computing_on(device):
-        return _chosen(shape, device, kernels=kernels, timed=timer or _on_device)
+        return _chosen(shape, device, kernels=kernels, timed=timer or seconds_on_device)
 
 
 def _chosen(
@@ -243,14 +244,3 @@ def _times(
     except Exception as error:  # noqa: BLE001  of its own kind, again
         return f"it is right, but cannot be timed: {said(error)}"
     return found
-
-
-def _on_device(work: Callable[[], object]) -> float:
-    """Seconds between two events around a call."""
-    before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    before.record()
-    work()
-    after.record()
-    after.synchronize()
-    return float(before.elapsed_time(after)) / 1e3

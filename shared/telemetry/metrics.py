@@ -347,12 +347,7 @@ class DecodeMetrics(GrammarMetrics):
             "Rows that sat out a step: their reader is too far behind, or the batch is full",
             registry=registry,
         )
-        self.rows_by_torch = Counter(
-            "tandem_rows_by_torch",
-            "Answers that batched kernels leave to PyTorch, row by row",
-            ["reason"],
-            registry=registry,
-        )
+        self._declare_slow_ways(registry)
         self._declare_drift(registry)
         self.kv_lease_expired = Counter(
             "tandem_kv_lease_expired", "Reservations that ended by their lease", registry=registry
@@ -360,6 +355,20 @@ class DecodeMetrics(GrammarMetrics):
         self.handoff_tokens_refused = Counter(
             "tandem_handoff_tokens_refused",
             "Pushes and commits that did not show the token of their grant",
+            registry=registry,
+        )
+
+    def _declare_slow_ways(self, registry: CollectorRegistry) -> None:
+        self.rows_by_torch = Counter(
+            "tandem_rows_by_torch",
+            "Answers that batched kernels leave to PyTorch, row by row",
+            ["reason"],
+            registry=registry,
+        )
+        self.commits_behind = Counter(
+            "tandem_commits_behind",
+            "Commits that copied all that had landed in device memory, none of it taken before",
+            ["reason"],
             registry=registry,
         )
 

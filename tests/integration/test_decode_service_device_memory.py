@@ -69,6 +69,16 @@ def looked_at_commit(server: DecodeServer, monkeypatch: pytest.MonkeyPatch) -> l
     return looked
 
 
+def behind(server: DecodeServer) -> dict[str, float]:
+    """Commits that copied all of it themselves, by reason, as the metrics page tells."""
+    return {
+        sample.labels["reason"]: sample.value
+        for metric in server._registry.collect()
+        for sample in metric.samples
+        if sample.name == "tandem_commits_behind_total"
+    }
+
+
 @pytest.mark.parametrize("mode", ["identity", "shared", "layer", "head"])
 @pytest.mark.parametrize("way", ["torch", "triton", "torch as it lands", "triton as it lands"])
 async def test_what_landed_on_the_device_decodes_to_the_same_tokens(
@@ -95,6 +105,7 @@ async def test_what_landed_on_the_device_decodes_to_the_same_tokens(
     decoded = await peer.decode(peer.decode_request(key, prepared))
     assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
     assert looked == ([] if announces else [key])
+    assert behind(server) == ({} if announces else {"unforeseen": 1.0})
     await peer.transport.close()
 
 
@@ -122,6 +133,9 @@ async def test_a_prompt_that_was_pruned_otherwise_than_announced_is_taken_by_its
     decoded = await peer.decode(peer.decode_request(key, prepared))
     assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
     assert looked == [key]
+    # By KV head more bytes were announced than granted: nothing was foreseen then.
+    reason = {"shared": "layout", "head": "unforeseen"}[announced]
+    assert behind(server) == {reason: 1.0}
     await peer.transport.close()
 
 
@@ -151,6 +165,7 @@ async def test_bytes_that_are_written_twice_are_looked_at_by_the_commit(
     decoded = await peer.decode(peer.decode_request(key, prepared))
     assert decoded.tokens == direct_tokens(tiny_model, prepared, num_tokens=15)
     assert looked == [key]
+    assert behind(server) == {"unclear": 1.0}
     await peer.transport.close()
 
 

@@ -114,6 +114,7 @@ TABLE: dict[str, dict[str, Metric]] = {
         "delta_refresh_total": counter(),
         "preemptions_total": counter(),
         "rows_by_torch_total": counter("reason"),
+        "commits_behind_total": counter("reason"),
         "kv_lease_expired_total": counter(),
         "transport_info": gauge("transport"),
         "transport_rejected": gauge("transport", "reason"),

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from decode_service.engine.batched.best_tokens import BestTokens, TokenFetcher
+from decode_service.engine.batched.best_tokens import TokenFetcher
 from decode_service.engine.batched.device_step import StepOutput
 from decode_service.engine.batched.row_plan import RowPlan
 from decode_service.engine.batched.step_inputs import Numbers, StepInputs
@@ -19,6 +19,7 @@ from decode_service.engine.row_step import move_on
 from decode_service.engine.sequence import Sequence
 from decode_service.sparsity.base import LayerRole
 from shared.kv.geometry import PAGE_SIZE
+from shared.model.staging import Fetched
 
 
 class RunnableStep(Protocol):
@@ -40,7 +41,7 @@ class BatchComputed:
     """In the order of the output."""
     output: StepOutput
     """On the device, until a later step of the same shape is enqueued."""
-    best: BestTokens
+    best: Fetched
     """Best tokens on their way to the host."""
     attended: Numbers
     """KV slots that each row read, summed over layers, [S]."""

@@ -3,27 +3,13 @@
 Shapes: B seats.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from shared.model.staging import Fetched, fetch
+
 _IN_FLIGHT = 4
 """Steps whose tokens may be under way; one more than ever are."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BestTokens:
-    """The best tokens of one step."""
-
-    _best_2B: Tensor
-    _copied: torch.cuda.Event | None
-
-    def wait(self) -> Tensor:
-        """Waits for the step; highest logits and tokens, float64 [2, B], on the host."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._best_2B
 
 
 class TokenFetcher:
@@ -38,10 +24,13 @@ class TokenFetcher:
         self._places: list[Tensor] = []
         self._turn = 0
 
-    def fetch(self, best_2B: Tensor) -> BestTokens:
-        """Enqueues the copy; what it gives holds until three more were enqueued."""
+    def fetch(self, best_2B: Tensor) -> Fetched:
+        """Enqueues the copy: highest logits and tokens, float64 [2, B].
+
+        What it gives holds until three more were enqueued.
+        """
         if best_2B.device.type != "cuda":
-            return BestTokens(best_2B.clone(), None)
+            return fetch(best_2B.clone())
         if not self._places:
             self._places = [
                 torch.empty(2 * self._max_rows, dtype=torch.float64, pin_memory=True)
@@ -49,7 +38,4 @@ class TokenFetcher:
             ]
         place = self._places[self._turn][: best_2B.numel()].view(best_2B.shape)
         self._turn = (self._turn + 1) % _IN_FLIGHT
-        place.copy_(best_2B, non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
-        return BestTokens(place, copied)
+        return fetch(best_2B, place=place)

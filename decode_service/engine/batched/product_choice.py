@@ -25,6 +25,7 @@ from decode_service.kernels.thin_product import (
     ProductPlan,
 )
 from shared.errors import ConfigError
+from shared.model.device_time import seconds_on_device
 from shared.model.kernel_check import LARGEST_ERROR, said
 from shared.model.layers import LayerWeights
 from shared.model.transformer import Transformer
@@ -271,13 +272,4 @@ def _on_device(work: Callable[[], None]) -> float:
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     graph.replay()
-    seconds: list[float] = []
-    for _ in range(_REPEATS):
-        before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        before.record()
-        graph.replay()
-        after.record()
-        after.synchronize()
-        seconds.append(float(before.elapsed_time(after)) / 1e3)
-    return median(seconds)
+    return median(seconds_on_device(graph.replay) for _ in range(_REPEATS))

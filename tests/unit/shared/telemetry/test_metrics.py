@@ -86,6 +86,7 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "handoff_tokens_refused",
         "preemptions",
         "rows_by_torch",
+        "commits_behind",
         "kv_page_tokens",
         "sparse_mass",
         "drift_checks",

@@ -1,4 +1,4 @@
-"""Small tensors on their way to a device and back, which the engine thread does not wait for.
+"""Small tensors on their way to a device and back, which an engine's thread does not wait for.
 
 A copy from or to ordinary memory holds up the thread until the device has come to it; pinned memory
 comes from PyTorch's cache of it, which keeps a piece until the copy is done.
@@ -28,17 +28,25 @@ class Fetched:
     """Where it goes; its numbers are there once `wait` returned."""
     _copied: torch.cuda.Event | None
 
-    def wait(self) -> None:
-        """Waits for everything that was enqueued before in that stream, and for nothing else."""
+    def wait(self) -> Tensor:
+        """The result; waits for what was enqueued before it in that stream, and nothing else."""
         if self._copied is not None:
             self._copied.synchronize()
+        return self.host
 
 
-def fetch(result: Tensor) -> Fetched:
-    """Enqueues the copy of a result to the host, in the current stream."""
+def fetch(result: Tensor, *, place: Tensor | None = None) -> Fetched:
+    """Enqueues the copy of a result to the host, in the current stream.
+
+    Args:
+        result: on any device; on the host's it is taken as it is.
+        place: pinned memory for it; None takes some.
+    """
     if result.device.type != "cuda":
         return Fetched(result, None)
-    host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+    host = place
+    if host is None:
+        host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
     host.copy_(result, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
