@@ -233,12 +233,13 @@ def _memory(config: PrefillConfig, *, local: bool) -> MemoryChoice:
 
 
 def _buffer(config: PrefillConfig, memory: MemoryChoice) -> TensorMemory | HostMemory:
-    if memory.kind is MemoryKind.HOST:
-        return HostMemory(aligned(config.buffer_bytes))
-    if torch.device(config.device).type == "cpu":
+    on_host = memory.kind is MemoryKind.HOST
+    place = "cpu" if on_host else config.device
+    if torch.device(place).type == "cpu":
         check_room({"buffer_bytes": config.buffer_bytes})
-    with allocating("buffer_bytes", nbytes=config.buffer_bytes, place=config.device):
-        return TensorMemory(aligned(config.buffer_bytes), device=config.device)
+    with allocating("buffer_bytes", nbytes=config.buffer_bytes, place=place):
+        nbytes = aligned(config.buffer_bytes)
+        return HostMemory(nbytes) if on_host else TensorMemory(nbytes, device=config.device)
 
 
 def _max_model_len(config: PrefillConfig, loaded: LoadedModel) -> int:

@@ -3,8 +3,6 @@
 Every check that fails has a named reason. Shapes: R rows of a position map.
 """
 
-import hashlib
-import struct
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
@@ -28,6 +26,7 @@ from shared.types.kv_manifest import (
     SegmentKind,
 )
 from shared.types.model_identity import ModelIdentity
+from shared.types.token_ids import hash_ids
 
 _PLANS = 64
 """Layouts that are kept: a grant plans one, and its commit looks for it again."""
@@ -219,7 +218,7 @@ class ManifestVerifier:
                 RejectReason.PROMPT_IDS,
                 f"{len(prompt_ids)} ids for a prompt of {manifest.prompt_tokens} tokens",
             )
-        if hash_prompt(prompt_ids) != manifest.prompt_hash:
+        if hash_ids(prompt_ids) != manifest.prompt_hash:
             raise rejected(RejectReason.PROMPT_HASH, "the ids sent along have another hash")
 
 
@@ -258,8 +257,3 @@ def _check_sums(manifest: KvManifest, sums: Sequence[int]) -> None:
                 f"{segment.kind.value} segment {segment.index} at byte {segment.offset} "
                 "has another checksum",
             )
-
-
-def hash_prompt(prompt_ids: Sequence[int]) -> str:
-    """SHA-256 of token ids as little-endian uint32, hex."""
-    return hashlib.sha256(struct.pack(f"<{len(prompt_ids)}I", *prompt_ids)).hexdigest()

@@ -1,7 +1,6 @@
 """One prompt's KV, complete or not yet, and all that a delivery needs to know of it."""
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 
 from prefill_service.engine.job import PromptRequest
@@ -12,7 +11,7 @@ from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import KvManifest, SegmentCheck
 from shared.types.model_identity import ModelIdentity
 from shared.types.sampling import SampledToken
-from shared.types.token_ids import ids_to_bytes
+from shared.types.token_ids import hash_ids
 from shared.types.trace import PromptTrace
 
 
@@ -65,7 +64,7 @@ class Parcel:
 
     def prepare(self) -> None:
         """Works out what does not depend on the computation, so that nobody waits for it after."""
-        self._prompt_hash = self._prompt_hash or hash_prompt(self.request.token_ids)
+        self._prompt_hash = self._prompt_hash or hash_ids(self.request.token_ids)
 
     def finish(
         self,
@@ -120,8 +119,3 @@ class Parcel:
             draws=1 + self.request.earlier_tokens,
             check=check,
         )
-
-
-def hash_prompt(token_ids: Sequence[int]) -> str:
-    """SHA-256 of the ids as little-endian uint32, hex."""
-    return hashlib.sha256(ids_to_bytes(token_ids)).hexdigest()

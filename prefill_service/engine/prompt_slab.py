@@ -35,7 +35,8 @@ class PromptSlab(ABC):
     """
 
     is_ahead = False
-    """Whether its bytes are final before the first token is drawn; otherwise it is, or nearly."""
+    """Whether its bytes may be final before the first token is drawn, so that a commit need not
+    wait for the draw; in host memory the last copies end about when it does."""
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ As Python numbers tens of thousands of them take a megabyte, and every walk thro
 the time to first token; as an array they are copied, sent and checked at once.
 """
 
+import hashlib
 import sys
 from array import array
 from collections.abc import Sequence
@@ -36,6 +37,11 @@ def ids_to_bytes(ids: Sequence[int]) -> bytes:
         TypeError: one is no integer.
     """
     return _little_endian(compact_ids(ids)).tobytes()
+
+
+def hash_ids(ids: Sequence[int]) -> str:
+    """SHA-256 of `ids_to_bytes`, hex: what the two ends of a handoff know a prompt by."""
+    return hashlib.sha256(ids_to_bytes(ids)).hexdigest()
 
 
 def ids_from_bytes(data: bytes) -> "array[int]":

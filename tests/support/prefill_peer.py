@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import grpc.aio
 import torch
 
-from decode_service.engine.verify import hash_prompt
 from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
 from shared.kv.slab_layout import SlabLayout
 from shared.model.transformer import Transformer
@@ -25,6 +24,7 @@ from shared.types.methods import Aggregation, KvSelect
 from shared.types.model_identity import ModelIdentity
 from shared.types.options import RequestOptions
 from shared.types.sampling import SampledToken, SamplingParams, StopConditions
+from shared.types.token_ids import hash_ids
 from shared.wire.identity import handoff_to_pb, identity_to_pb
 from shared.wire.manifest import manifest_to_pb, pruning_to_pb
 from shared.wire.options import options_to_pb
@@ -84,7 +84,7 @@ def prepare(
         model=model.identity("tiny"),
         prompt_tokens=tokens,
         next_position=tokens,
-        prompt_hash=hash_prompt(ids),
+        prompt_hash=hash_ids(ids),
         pruning=PruningSummary(
             pruned=pruned,
             reason="profile" if pruned else "mode_full",
