@@ -53,16 +53,16 @@ class FusedLayerSteps:
         """Runs a layer on every token, `x_TE` in place; see `PromptSteps.whole`."""
         tokens, config = x_TE.shape[0], self.config
         lengths = tuple(share.rows.stop - share.rows.start for share in shares)
-        room = self.attention.padded(*lengths)
-        q_PHD = x_TE.new_empty((room, config.num_heads, config.head_dim))
-        kv_PGD = self._kv_room(x_TE, room=room)
         for rows in self._blocks(tokens):
             product_BX = self._product(layer, x_TE[rows], rows=slice(None))
+            if rows.start == 0:
+                # Not before the first product, for which a device waits that has nothing to do.
+                room = self.attention.padded(*lengths)
+                q_PHD = x_TE.new_empty((room, config.num_heads, config.head_dim))
+                kv_PGD = self._kv_room(x_TE, tokens=tokens, room=room)
             targets = HeadTargets(q_THD=q_PHD[rows], kv_TGD=(kv_PGD[0][rows], kv_PGD[1][rows]))
             self._rotate(layer, product_BX, rope.rows(rows), to=targets)
             _hand_over(shares, rows, kv_PGD)
-        # Not before the first product, for which a device waits that has nothing else to do.
-        _zero_padding(q_PHD, *kv_PGD, tokens=tokens)
         want_lse = any(share.window for share in shares)
         seen = self.attention.prompts(q_PHD, *kv_PGD, lengths=lengths, want_lse=want_lse)
         windows = [slice(share.rows.stop - share.window, share.rows.stop) for share in shares]
@@ -85,7 +85,7 @@ class FusedLayerSteps:
         self, layer: DecoderLayer, x_TE: Tensor, rope: RopeTable, *, shares: Sequence[Share]
     ) -> list[LayerKv]:
         """Only the keys and values of a layer; see `PromptSteps.keys_and_values`."""
-        k_TGD, v_TGD = self._kv_room(x_TE, room=x_TE.shape[0])
+        k_TGD, v_TGD = self._kv_room(x_TE, tokens=x_TE.shape[0], room=x_TE.shape[0])
         kv_rows = slice(self.config.num_heads * self.config.head_dim, None)
         for rows in self._blocks(x_TE.shape[0]):
             product_BX = self._product(layer, x_TE[rows], rows=kv_rows)
@@ -130,19 +130,19 @@ class FusedLayerSteps:
         normed_BE = row_norm(x_BE, w.post_norm_E, eps=self.config.rms_norm_eps)
         x_BE.addmm_(gated_product(F.linear(normed_BE, w.gate_up)), w.down.t())
 
-    def _kv_room(self, x_TE: Tensor, *, room: int) -> tuple[Tensor, Tensor]:
-        shape = (room, self.config.num_kv_heads, self.config.head_dim)
-        return x_TE.new_empty(shape), x_TE.new_empty(shape)
+    def _kv_room(self, x_TE: Tensor, *, tokens: int, room: int) -> tuple[Tensor, Tensor]:
+        """Room for keys and values of all rows; after those, numbers, which exact kernels read.
+
+        Queries need none there: what comes of rows after the prompt is never looked at.
+        """
+        kv_2PGD = x_TE.new_empty((2, room, self.config.num_kv_heads, self.config.head_dim))
+        if room > tokens:
+            kv_2PGD[:, tokens:].zero_()
+        k_PGD, v_PGD = kv_2PGD.unbind()
+        return k_PGD, v_PGD
 
     def _blocks(self, tokens: int) -> Iterator[slice]:
         return blocks(tokens, self.chunk_tokens, check=self.check)
-
-
-def _zero_padding(*heads_P: Tensor, tokens: int) -> None:
-    """Numbers for the rows after the prompt, which exact kernels read."""
-    for room_PHD in heads_P:
-        if room_PHD.shape[0] > tokens:
-            room_PHD[tokens:].zero_()
 
 
 def _hand_over(shares: Sequence[Share], rows: slice, kv_TGD: tuple[Tensor, Tensor]) -> None:

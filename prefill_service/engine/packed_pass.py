@@ -155,11 +155,13 @@ class PackedPass:
         return rows.prompts, self._model.logits(rows.x_TE)
 
     def _begin(self, ids: dict[PromptPass, Tensor]) -> _Rows:
+        # The first: until there is something to compute, a device has nothing to do.
+        x_TE = self._model.embed(joined([ids[prompt] for prompt in self._prompts]))
         tables = [self._model.prompt_rope(prompt.prompt_tokens) for prompt in self._prompts]
         return _Rows(
             prompts=self._prompts,
             lengths=[prompt.prompt_tokens for prompt in self._prompts],
-            x_TE=self._model.embed(joined([ids[prompt] for prompt in self._prompts])),
+            x_TE=x_TE,
             rope=RopeTable.joined(tables),
         )
 

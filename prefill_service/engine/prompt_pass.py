@@ -96,10 +96,14 @@ class PromptPass:
         try:
             yield
         except Exception as error:  # noqa: BLE001  the other prompts of the pass must not suffer
-            # The frames of a traceback hold tensors, in a circle with this prompt; an end that was
-            # foreseen does without.
-            self.error = error.with_traceback(None) if isinstance(error, TandemError) else error
-            self._awaiting_kept.clear()
+            self.end(error)
+
+    def end(self, error: Exception) -> None:
+        """Ends the prompt."""
+        # The frames of a traceback hold tensors, in a circle with this prompt; an end that was
+        # foreseen does without.
+        self.error = error.with_traceback(None) if isinstance(error, TandemError) else error
+        self._awaiting_kept.clear()
 
     def look(self) -> None:
         """Ends the prompt if its caller wants that."""

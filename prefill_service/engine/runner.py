@@ -134,14 +134,18 @@ class PrefillRunner:
     ) -> list[PrefillOutput | Exception]:
         started = time.perf_counter()
         by_kernel = isinstance(self._attention, DeviceAttention)
+        # Ids first: a device has nothing to do until they are there.
+        sent = [_sent(prompt, self._model) for prompt in prompts]
         passes = [
             PromptPass(prompt, device=self._model.device, by_kernel=by_kernel) for prompt in prompts
         ]
         watch = _EndWatch(passes, ended=ended)
         ids: dict[PromptPass, Tensor] = {}
-        for each, prompt in zip(passes, prompts, strict=True):
-            with each.part():
-                ids[each] = checked_ids(prompt.token_ids, self._model)
+        for each, found in zip(passes, sent, strict=True):
+            if isinstance(found, Exception):
+                each.end(found)
+            else:
+                ids[each] = found
         logits: dict[PromptPass, _Logits] = {}
         try:
             packed = PackedPass(self._model, steps=self._steps(watch.look), prompts=passes)
@@ -178,6 +182,14 @@ class PrefillRunner:
             chunk_tokens=self._chunk_tokens,
             check=check,
         )
+
+
+def _sent(prompt: PackedPrompt, model: Transformer) -> Tensor | Exception:
+    """A prompt's ids on their way to the device, or why there are none."""
+    try:
+        return checked_ids(prompt.token_ids, model)
+    except Exception as error:  # noqa: BLE001  the other prompts of the pass must not suffer
+        return error
 
 
 @dataclass(frozen=True, slots=True, eq=False)

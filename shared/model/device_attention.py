@@ -99,9 +99,9 @@ class DeviceAttention:
         """Causal attention of prompts over themselves, whose rows lie side by side.
 
         Args:
-            q_PHD: queries, `padded(*lengths)` rows; those after the prompts hold numbers.
-            k_PGD: keys, alike.
-            v_PGD: values, alike.
+            q_PHD: queries, `padded(*lengths)` rows; those after the prompts may hold anything.
+            k_PGD: keys, alike; those after the prompts hold numbers.
+            v_PGD: values, as keys.
             lengths: tokens of each prompt.
             want_lse: also give the log-sum-exp.
         """
