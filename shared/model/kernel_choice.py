@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shared.model.current_device import computing_on
 from shared.model.device_attention import KernelRange
-from shared.model.device_time import seconds_on_device
+from shared.model.device_time import seconds_when_ahead
 from shared.model.exact_attention import EXACT_KERNELS, ExactKernel, HeadShape
 from shared.model.kernel_check import fault_of, said
 from shared.model.plain_attention import plain_attention
@@ -31,6 +31,8 @@ MEASURED_BLOCK = (2048, 16_384)
 _CHECKED_TOKENS = 333
 _CHECKED_BLOCK = 111
 _REPEATS = 5
+_ROW_OF_TOKENS = 32_768
+"""Calls are timed in a row of at least this many tokens, of one call at least."""
 _CLEARLY_FASTER = 0.97
 """Share of another kernel's time from which on one takes its place at a longer prompt."""
 Timer = Callable[[Callable[[], object]], float]
@@ -44,13 +46,13 @@ class KernelChoice:
     ranges: tuple[KernelRange, ...]
     """Ascending; empty when no kernel works here."""
     seconds: dict[str, dict[int, float]]
-    """Median of a layer's attention, by kernel and tokens."""
+    """A layer's attention, by kernel and tokens: the least of several measurements."""
     rejected: dict[str, str]
     """Why a kernel serves no length, or, as `NAME on blocks`, no blocks."""
     blocks: ExactKernel | None = None
     """Serves blocks of queries against more keys; None: none of the kernels can."""
     block_seconds: dict[str, float] = field(default_factory=dict)
-    """Median of a block's attention, by kernel."""
+    """A block's attention, by kernel, as `seconds`."""
 
 
 def choose_kernels(
@@ -69,10 +71,10 @@ def choose_kernels(
         shape: heads, type and longest prompt.
         device: where they will run.
         kernels: the candidates.
-        timer: how a call is timed; None times by events on the device.
+        timer: how a call is timed; None times what a device takes that its host is ahead of.
     """
     with computing_on(device):
-        return _chosen(shape, device, kernels=kernels, timed=timer or seconds_on_device)
+        return _chosen(shape, device, kernels=kernels, timed=timer or seconds_when_ahead)
 
 
 def _chosen(
@@ -231,6 +233,9 @@ def _times(
 ) -> dict[int, float] | str:
     """Seconds by length of whole prompts, or of their last `queries` tokens; or why there are none.
 
+    Short ones are called several times in a row, and the least counts: what holds up a host for a
+    moment is as long as they are.
+
     A kernel that is right for a few tokens may still fail at many.
     """
     found = {}
@@ -240,7 +245,14 @@ def _times(
             q, k, v = _random(shape, device, tokens=tokens, rows=rows)
             work = partial(kernel.attend, q[-queries:] if queries else q, k, v, want_lse=True)
             work()  # plans and compiles
-            found[tokens] = sorted(timed(work) for _ in range(_REPEATS))[_REPEATS // 2]
+            calls = max(1, _ROW_OF_TOKENS // (queries or tokens))
+            row = partial(_in_a_row, work, calls=calls)
+            found[tokens] = min(timed(row) for _ in range(_REPEATS)) / calls
     except Exception as error:  # noqa: BLE001  of its own kind, again
         return f"it is right, but cannot be timed: {said(error)}"
     return found
+
+
+def _in_a_row(work: Callable[[], object], *, calls: int) -> None:
+    for _ in range(calls):
+        work()
