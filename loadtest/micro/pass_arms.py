@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from loadtest.micro.pass_peer import PEER_KERNELS, TransformersPass
+from loadtest.micro.turns import balanced_turns
 from loadtest.micro.vllm_peer import VLLM, VllmPeer
 from loadtest.spread import paired_ratios, spread
 from prefill_service.engine.inspect import CapturedPrefill, capture_prefill
@@ -130,16 +131,12 @@ class Timed:
 def take_turns(
     arms: dict[str, Arm], ids: Sequence[int], *, repeats: int, device: torch.device
 ) -> dict[str, Timed]:
-    """Every arm once to warm up, then all arms once a repeat; not those whose process ended.
-
-    Who begins changes from repeat to repeat: a device at its power limit is slower right after one
-    arm than after another, or after a pause.
-    """
+    """Every arm once to warm up, then all arms once a repeat; not those whose process ended."""
     names = list(arms)
     timed = {name: Timed() for name in names}
+    turns = balanced_turns(len(names))
     for repeat in range(repeats + 1):
-        begins = repeat % len(names)
-        for name in (*names[begins:], *names[:begins]):
+        for name in (names[index] for index in turns[repeat % len(turns)]):
             if name not in timed:
                 continue
             try:

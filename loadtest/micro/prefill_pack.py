@@ -28,6 +28,7 @@ from loadtest.micro.pack_parity import capture_pack, check_packs
 from loadtest.micro.pass_arms import FULL, claa
 from loadtest.micro.pass_parity import PASS_CASES, plain_choice
 from loadtest.micro.tell import tell_result
+from loadtest.micro.turns import balanced_turns
 from loadtest.script import list_of
 from loadtest.spread import paired_ratios, spread
 from prefill_service.config import PrefillConfig
@@ -219,10 +220,12 @@ def _take_turns(
 ) -> dict[str, list[list[float]]]:
     """Ends of each arm's runs: every arm once to warm up, then all arms once a repeat."""
     runs: dict[str, list[list[float]]] = {name: [] for name in arms}
+    names = list(arms)
+    turns = balanced_turns(len(names))
     for repeat in range(repeats + 1):
-        for name, arm in arms.items():
+        for name in (names[index] for index in turns[repeat % len(turns)]):
             gc.disable()  # a collection would fall into somebody's time
-            ends = arm(crowd)
+            ends = arms[name](crowd)
             gc.enable()
             if repeat:
                 runs[name].append(ends)

@@ -1,7 +1,9 @@
 """The bench of a prompt's pass: what it compares without a GPU, and that a wrong path stops it."""
 
 import json
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise, permutations
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,7 @@ from loadtest.micro.pass_parity import PASS_CASES, check_choice, check_pass
 from loadtest.micro.pass_peer import PEER_KERNELS, TransformersPass
 from loadtest.micro.pass_plan import PassPlan
 from loadtest.micro.prefill_pass import bench_pass, parity
+from loadtest.micro.turns import balanced_turns
 from prefill_service.kernels import keep_highest as selection
 from shared.errors import ConfigError, InternalError
 from shared.model.attention import TorchAttention
@@ -145,12 +148,21 @@ def test_arms_take_turns_and_tell_what_they_kept():
     assert json.loads(json.dumps(found)) == found
 
 
-def test_who_begins_changes():
+def test_neighbours_change():
     order: list[str] = []
-    arms: dict[str, Any] = {name: lambda _, name=name: order.append(name) for name in "abc"}
-    timed = take_turns(arms, [3], repeats=3, device=CPU)
-    assert "".join(order) == "abc" + "bca" + "cab" + "abc"
-    assert [len(each.seconds) for each in timed.values()] == [3, 3, 3]
+    arms: dict[str, Any] = {name: lambda _, name=name: order.append(name) for name in "abcd"}
+    timed = take_turns(arms, [3], repeats=4, device=CPU)
+    assert "".join(order) == "abdc" + "bcad" + "cdba" + "dacb" + "abdc"
+    assert [len(each.seconds) for each in timed.values()] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_each_arm_comes_after_every_other_equally_often(count: int):
+    turns = balanced_turns(count)
+    assert all(sorted(row) == list(range(count)) for row in turns)
+    after = Counter(pair for row in turns for pair in pairwise(row))
+    assert set(after) == set(permutations(range(count), 2))
+    assert len(set(after.values())) <= 1
 
 
 def test_bounds_say_what_was_met():
