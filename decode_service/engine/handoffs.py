@@ -134,6 +134,8 @@ class Reservation:
     """Of each further answer that is not over."""
     arrival: "Arrival | None" = None
     """Brings segments into the pages as they land; None: the commit does all of it."""
+    sums: tuple[int, ...] = ()
+    """Of its segments, where the end of the push brought them."""
     adopted: AdoptedKv | None = None
     """Set by the intake once the pages hold the prompt."""
     holds_slab: bool = True
@@ -173,8 +175,11 @@ class Reservation:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def leave(self, states: frozenset[HandoffState], *, timeout_s: float) -> None:
-        """Waits until the state is none of `states` or time is over; the caller looks again."""
+    async def leave(self, states: frozenset[HandoffState], *, timeout_s: float | None) -> None:
+        """Waits until the state is none of `states` or time is over; the caller looks again.
+
+        Without a time it is the lease that ends the wait, by ending the handoff.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while self.state in states:

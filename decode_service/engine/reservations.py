@@ -6,7 +6,7 @@ remembered for a while so that late messages are recognised, and a slot whose wr
 alive is quarantined until it is gone.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from decode_service.engine.admission import Capacity, admit
 from decode_service.engine.grant_check import check_token
@@ -129,7 +129,13 @@ class ReservationTable:
             granted.arrival.landed(offset, length)
 
     def writer_closed(
-        self, slot: int, generation: int, *, clean: bool, drained: bool = True
+        self,
+        slot: int,
+        generation: int,
+        *,
+        clean: bool,
+        drained: bool = True,
+        sums: Sequence[int] = (),
     ) -> None:
         """The push is over; a broken one ends the handoff, an undrained one still bars its slot."""
         if self._quarantine.holds(slot, generation):
@@ -148,6 +154,7 @@ class ReservationTable:
         if granted.state is HandoffState.RESERVED:
             granted.machine.advance(HandoffState.STREAMING)
         granted.machine.advance(HandoffState.SEALED)
+        granted.sums = tuple(sums)
         granted.deadline = self._clock() + self._limits.lease_s
         granted.notify()
 

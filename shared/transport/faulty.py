@@ -5,7 +5,7 @@ chunk: what is between a wrong byte and a client is the manifest, as it is where
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -86,6 +86,11 @@ class FaultySender:
         self._waits = any(fault.moment in {Moment.MIDDLE, Moment.LAST} for fault in faults)
         self._held: tuple[int, bytes] | None = None
 
+    @property
+    def takes_sums(self) -> bool:
+        """Whether the sender inside does."""
+        return self._inner.takes_sums
+
     async def open(self, *, address: str, grant: Grant) -> None:
         """Opens the sender inside; see `KvSender.open`."""
         await self._reach(Moment.HELLO)
@@ -109,11 +114,11 @@ class FaultySender:
             await self._let_go(last=False)
             self._held = (offset + start, bytes(chunk))
 
-    async def seal(self) -> TransferStats:
+    async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
         """Seals the sender inside; see `KvSender.seal`."""
         await self._let_go(last=True)
         await self._reach(Moment.SEAL)
-        stats = await self._inner.seal()
+        stats = await self._inner.seal(sums=sums)
         await self._reach(Moment.ACK)
         return stats
 

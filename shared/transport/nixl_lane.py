@@ -44,6 +44,7 @@ class Lane:
         self.key = secrets.token_bytes(KEY_BYTES)
         self.clean = False
         self.drained = False
+        self.sums: tuple[int, ...] = ()
         self._slot, self._generation = opening.slot, opening.generation
         self._window = window
         self._landing = landing
@@ -83,6 +84,7 @@ class Lane:
             length=self._window.nbytes,
             key=self.key,
             credits=credit_window,
+            takes_sums=self._direct,
         )
         await self._context.write(transfer_pb2.LaneResponse(opened=opened))
         answering = asyncio.create_task(self._answer())
@@ -168,6 +170,9 @@ class Lane:
             kind = message.WhichOneof("event")
             if kind == "heartbeat":
                 self._hear_heartbeat(message.heartbeat.sequence)
+            elif kind == "end" and message.end.sums:
+                await self._settle_ahead(message.end)
+                return
             elif kind in {"end", "drained"}:
                 self.drained = True  # either is said only when no write is under way
                 if kind == "end":
@@ -179,6 +184,36 @@ class Lane:
         raise self._refusal or TransportError(
             "the lane ended without an end or a goodbye: the sender stopped half-way; "
             "nothing can be committed from it"
+        )
+
+    async def _settle_ahead(self, end: transfer_pb2.LaneEnd) -> None:
+        """The same where the last writes may be under way: their sender may still give up."""
+        if not self._direct:
+            raise TransportError(
+                "sums came with the end of a lane to host memory, where chunks have their own: the "
+                "sender runs another version; upgrade it"
+            )
+        settling = asyncio.ensure_future(self._settle(end))
+        # Not cancelled, which would leave grpc with a buffer that is gone: it ends with the call.
+        hearing = asyncio.ensure_future(self._context.read())
+        hearing.add_done_callback(_seen)
+        try:
+            await asyncio.wait({settling, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if settling.done() and (error := settling.exception()) is None:
+                self.drained = self.clean = True
+                self.sums = tuple(end.sums)
+                return
+            if settling.done() and isinstance(error, TandemError):
+                self.refuse(error)  # its sender says when nothing of it is under way
+            await asyncio.wait({hearing})
+        finally:
+            settling.cancel()
+            await asyncio.gather(settling, return_exceptions=True)
+        last = hearing.result()
+        self.drained = isinstance(last, transfer_pb2.LaneRequest) and last.HasField("drained")
+        raise self._refusal or TransportError(
+            "the sender gave up after it had ended its lane: its last writes failed; nothing can "
+            "be committed from it"
         )
 
     def _hear_heartbeat(self, sequence: int) -> None:
@@ -220,3 +255,9 @@ class Lane:
             self._told_chunks = self._chunks
             progress = transfer_pb2.LaneProgress(chunks=self._chunks, heartbeat=self._heartbeat)
             await self._context.write(transfer_pb2.LaneResponse(progress=progress))
+
+
+def _seen(hearing: asyncio.Future[object]) -> None:
+    """Nobody asks any more for what came after the end."""
+    if not hearing.cancelled():
+        hearing.exception()

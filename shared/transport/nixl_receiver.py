@@ -91,7 +91,9 @@ class NixlReceiver:
             )
         finally:
             del self._lanes[lane.key]
-            self._landing.writer_closed(slot, generation, clean=lane.clean, drained=lane.drained)
+            self._landing.writer_closed(
+                slot, generation, clean=lane.clean, drained=lane.drained, sums=lane.sums
+            )
         if lane.clean:
             # Said only now: whoever hears it may commit.
             await lane.say_done()
