@@ -45,6 +45,7 @@ class Lane:
         self.clean = False
         self.drained = False
         self.sums: tuple[int, ...] = ()
+        self._closed = False
         self._slot, self._generation = opening.slot, opening.generation
         self._window = window
         self._landing = landing
@@ -91,12 +92,22 @@ class Lane:
         try:
             await self._listen()
         finally:
+            self.close()
             if self.clean:
                 # Cancelled in the middle of a write, it would spoil the farewell.
                 self._news.set()
             else:
                 answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
+
+    def close(self) -> None:
+        """Says that nothing is written any more, or that it may be; a second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._landing.writer_closed(
+            self._slot, self._generation, clean=self.clean, drained=self.drained, sums=self.sums
+        )
 
     async def say_done(self) -> None:
         """Tells the sender that everything landed."""
@@ -193,28 +204,31 @@ class Lane:
                 "sums came with the end of a lane to host memory, where chunks have their own: the "
                 "sender runs another version; upgrade it"
             )
-        settling = asyncio.ensure_future(self._settle(end))
         # Not cancelled, which would leave grpc with a buffer that is gone: it ends with the call.
         hearing = asyncio.ensure_future(self._context.read())
-        hearing.add_done_callback(_seen)
+        hearing.add_done_callback(self._heard_more)
         try:
-            await asyncio.wait({settling, hearing}, return_when=asyncio.FIRST_COMPLETED)
-            if settling.done() and (error := settling.exception()) is None:
+            await self._settle(end, unless=hearing.done)
+        except TandemError as error:
+            self.refuse(error)  # its sender says when nothing of it is under way
+        else:
+            if not hearing.done():
                 self.drained = self.clean = True
                 self.sums = tuple(end.sums)
                 return
-            if settling.done() and isinstance(error, TandemError):
-                self.refuse(error)  # its sender says when nothing of it is under way
-            await asyncio.wait({hearing})
-        finally:
-            settling.cancel()
-            await asyncio.gather(settling, return_exceptions=True)
+        await asyncio.wait({hearing})
         last = hearing.result()
         self.drained = isinstance(last, transfer_pb2.LaneRequest) and last.HasField("drained")
         raise self._refusal or TransportError(
             "the sender gave up after it had ended its lane: its last writes failed; nothing can "
             "be committed from it"
         )
+
+    def _heard_more(self, hearing: asyncio.Future[object]) -> None:
+        """After an end: its sender gave up, or nobody asks any more for what comes."""
+        if not hearing.cancelled():
+            hearing.exception()
+        self._arrived.set()
 
     def _hear_heartbeat(self, sequence: int) -> None:
         try:
@@ -225,16 +239,20 @@ class Lane:
         self._heartbeat = sequence
         self._tell()
 
-    async def _settle(self, end: transfer_pb2.LaneEnd) -> None:
-        """Waits for notices that are still on their way."""
+    async def _settle(
+        self, end: transfer_pb2.LaneEnd, *, unless: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Waits for notices that are still on their way, unless that has no use any more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
-                while self._chunks < end.chunks and self._refusal is None:
+                while self._chunks < end.chunks and self._refusal is None and not unless():
                     self._hurry()
                     self._arrived.clear()
                     await self._arrived.wait()
         if self._refusal is not None:
             raise self._refusal
+        if unless():
+            return
         if (self._chunks, self._bytes) != (end.chunks, end.bytes):
             raise TransportError(
                 f"{self._chunks} chunks of {self._bytes} bytes landed where the sender wrote "
@@ -255,9 +273,3 @@ class Lane:
             self._told_chunks = self._chunks
             progress = transfer_pb2.LaneProgress(chunks=self._chunks, heartbeat=self._heartbeat)
             await self._context.write(transfer_pb2.LaneResponse(progress=progress))
-
-
-def _seen(hearing: asyncio.Future[object]) -> None:
-    """Nobody asks any more for what came after the end."""
-    if not hearing.cancelled():
-        hearing.exception()
