@@ -85,6 +85,7 @@ class FaultySender:
         # Only who waits for the next chunk or the end knows whether a chunk is the last one.
         self._waits = any(fault.moment in {Moment.MIDDLE, Moment.LAST} for fault in faults)
         self._held: tuple[int, bytes] | None = None
+        self._writing = asyncio.Lock()
 
     @property
     def takes_sums(self) -> bool:
@@ -105,18 +106,20 @@ class FaultySender:
         if not self._faults:
             await self._inner.write(offset, data)
             return
-        view = await host_bytes(data)
-        for start in range(0, view.nbytes, self._transport.chunk_bytes):
-            chunk = view[start : start + self._transport.chunk_bytes]
-            if not self._waits:
-                await self._chunk(offset + start, chunk, last=False)
-                continue
-            await self._let_go(last=False)
-            self._held = (offset + start, bytes(chunk))
+        async with self._writing:
+            view = await host_bytes(data)
+            for start in range(0, view.nbytes, self._transport.chunk_bytes):
+                chunk = view[start : start + self._transport.chunk_bytes]
+                if not self._waits:
+                    await self._chunk(offset + start, chunk, last=False)
+                    continue
+                await self._let_go(last=False)
+                self._held = (offset + start, bytes(chunk))
 
     async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
         """Seals the sender inside; see `KvSender.seal`."""
-        await self._let_go(last=True)
+        async with self._writing:  # a chunk that is not begun would not be counted
+            await self._let_go(last=True)
         await self._reach(Moment.SEAL)
         stats = await self._inner.seal(sums=sums)
         await self._reach(Moment.ACK)

@@ -79,6 +79,7 @@ class NixlSender:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
         self._speaking = asyncio.Lock()
+        self._counting = asyncio.Lock()
         self._batch: asyncio.Future[float] | None = None
         self._writing_since: float | None = None
         self._failure: TandemError | None = None
@@ -117,17 +118,18 @@ class NixlSender:
     async def write(self, offset: int, data: KvBytes) -> None:
         """Writes bytes chunk by chunk; see `KvSender.write`."""
         self._writing_since = time.perf_counter()
-        chunks = await self._chunks(data)
-        nbytes = sum(chunk.nbytes for chunk in chunks)
-        lane = self._open_lane()
-        if offset < 0 or offset + nbytes > lane.terms.length:
-            raise StaleWriteError(
-                f"bytes {offset}..{offset + nbytes} leave the lease of {lane.terms.length} "
-                f"bytes in slab slot {self._grant.slot}: this side planned another layout; "
-                "start a new attempt"
-            )
-        self._due_chunks += len(chunks)
-        self._due_bytes += nbytes
+        async with self._counting:
+            chunks = await self._chunks(data)
+            nbytes = sum(chunk.nbytes for chunk in chunks)
+            lane = self._open_lane()
+            if offset < 0 or offset + nbytes > lane.terms.length:
+                raise StaleWriteError(
+                    f"bytes {offset}..{offset + nbytes} leave the lease of {lane.terms.length} "
+                    f"bytes in slab slot {self._grant.slot}: this side planned another layout; "
+                    "start a new attempt"
+                )
+            self._due_chunks += len(chunks)
+            self._due_bytes += nbytes
         while chunks:
             count = await self._allowed_chunks(lane, min(len(chunks), BATCH_CHUNKS))
             await self._write_batch(lane, offset, chunks[:count])
@@ -151,7 +153,9 @@ class NixlSender:
         self._count_busy()  # of a last write; it goes on beside the seal
         started = time.perf_counter()
         self._open_lane()
-        end = transfer_pb2.LaneEnd(chunks=self._due_chunks, bytes=self._due_bytes, sums=sums)
+        async with self._counting:  # what was begun is counted, if not yet written
+            due = {"chunks": self._due_chunks, "bytes": self._due_bytes}
+        end = transfer_pb2.LaneEnd(**due, sums=sums)
         self._ended, self._ended_ahead = True, bool(sums)
         await self._say(transfer_pb2.LaneRequest(end=end))
         async with self._changed:
