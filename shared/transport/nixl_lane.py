@@ -224,7 +224,7 @@ class Lane:
             "be committed from it"
         )
 
-    def _heard_more(self, hearing: asyncio.Future[object]) -> None:
+    def _heard_more(self, hearing: asyncio.Future[transfer_pb2.LaneRequest]) -> None:
         """After an end: its sender gave up, or nobody asks any more for what comes."""
         if not hearing.cancelled():
             hearing.exception()

@@ -93,6 +93,7 @@ class NixlSender:
         self._ended = False
         self._ended_ahead = False
         self._leaving: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._busy_seconds = 0.0
         self._wire_seconds = 0.0
 
@@ -168,7 +169,8 @@ class NixlSender:
                 "written: chunks were lost; start a new attempt"
             )
         self._state = SenderState.SEALED
-        await self._stop()
+        # The stream's own end is still to come, and nothing depends on it.
+        self._stopping = asyncio.create_task(self._stop())
         self._busy_seconds += time.perf_counter() - started
         return TransferStats(
             bytes=self._due_bytes,
@@ -178,7 +180,8 @@ class NixlSender:
 
     async def abort(self) -> None:
         """Stops writing, says so when nothing is under way, and ends; a sealed one stays sealed."""
-        if self._state is SenderState.SEALED:
+        if self._stopping is not None:
+            await self._stopping
             return
         self._state = SenderState.CLOSED
         await self._fail(TransportError("the transfer was given up here; start a new attempt"))

@@ -94,8 +94,9 @@ async def test_the_end_is_heard_ahead_of_the_last_write_and_holds_with_it(
         await write
         assert (end.writer.closed, end.writer.drained) == ([True], [True])
         assert end.writer.sums == [SUMS]
-        assert isinstance(end.direct, NixlReceiver)
-        await until(lambda: end.direct.num_lanes == 0)
+        direct = end.direct
+        assert isinstance(direct, NixlReceiver)
+        await until(lambda: direct.num_lanes == 0)
         await sender.abort()  # a sealed one stays sealed
         assert end.writer.closed == [True]
 
