@@ -96,3 +96,20 @@ async def test_a_client_that_leaves_before_the_sums_takes_the_commit_along(
     await asyncio.gather(asking, return_exceptions=True)
     await stack.prefill.expect_idle()
     assert stack.decode.core.worker.table.counters.adopted == 0
+
+
+async def test_a_worker_that_adopts_for_ever_is_given_up_after_a_lease(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_intake: Intake, _manifest: KvManifest, **_named: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Intake, "commit", hang)
+    profile = write_profile(tmp_path)
+    decode = WAYS | {"lease_s": 0.3}
+    async with running_stack(tiny_model_dir, profile, prefill=WAYS, decode=decode) as stack:
+        answer = await stack.http.post("/v1/completions", json=BODY | {"tandem": {"mode": "both"}})
+        assert answer.status_code == 502
+        assert answer.json()["error"]["code"] == "kv_transfer_failed"
+        await stack.prefill.expect_idle()
+        assert stack.decode.core.worker.table.counters.adopted == 0
