@@ -19,6 +19,9 @@ from shared.wire.errors import error_to_pb
 SETTLE_SECONDS = 5.0
 """Longest wait for the notices of a transfer whose sender says that it wrote everything."""
 
+MOST_SUMS = 1 << 16
+"""Sums that one end may bring: far more segments than a cache has, and little memory."""
+
 LaneContext = grpc.aio.ServicerContext[transfer_pb2.LaneRequest, transfer_pb2.LaneResponse]
 """A lane's call."""
 
@@ -203,6 +206,11 @@ class Lane:
             raise TransportError(
                 "sums came with the end of a lane to host memory, where chunks have their own: the "
                 "sender runs another version; upgrade it"
+            )
+        if len(end.sums) > MOST_SUMS:
+            raise TransportError(
+                f"{len(end.sums)} sums came with the end of a lane, and no cache has more than "
+                f"{MOST_SUMS} segments: the sender is broken or runs another version; upgrade it"
             )
         # Not cancelled, which would leave grpc with a buffer that is gone: it ends with the call.
         hearing = asyncio.ensure_future(self._context.read())

@@ -274,7 +274,7 @@ class LaneRequest(_message.Message):
 
     @_builtins.property
     def end(self) -> Global___LaneEnd:
-        """Everything was written; last message of a transfer that succeeds."""
+        """Everything was written, or is on its way where it brings sums; last message of a transfer that succeeds."""
 
     @_builtins.property
     def drained(self) -> Global___LaneDrained:

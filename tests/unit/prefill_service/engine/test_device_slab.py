@@ -302,7 +302,7 @@ async def test_what_is_foretold_is_what_is_promised_in_the_end(
     parcel.prepare()
     foretold = parcel.foretold(request.key)
     assert foretold is not None
-    telling = asyncio.create_task(foretold.manifest())
+    telling = asyncio.ensure_future(foretold.manifest())
     await asyncio.sleep(0)
     assert not telling.done(), "nothing is written yet"
     await asyncio.to_thread(run, tiny_model, plan, slab)

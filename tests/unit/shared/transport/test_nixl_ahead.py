@@ -193,6 +193,23 @@ async def test_sums_for_a_lane_to_host_memory_are_refused(monkeypatch: pytest.Mo
 
 
 @needs_nixl
+async def test_more_sums_than_a_cache_has_segments_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.transport.nixl_lane.MOST_SUMS", 1)
+    async with receiver(NIXL_DEVICE) as end:
+        _, grant = end.grant(100)
+        sender = end.transport.sender()
+        await sender.open(address=end.address, grant=grant)
+        await sender.write(0, b"x" * 100)
+        with pytest.raises(TransportError, match="2 sums came"):
+            await sender.seal(sums=SUMS)
+        await sender.abort()
+        await until(lambda: end.writer.closed == [False])
+        assert end.writer.sums == [()]
+
+
+@needs_nixl
 async def test_a_receiver_of_an_earlier_version_is_brought_none() -> None:
     async with receiver(NIXL_DEVICE) as end:
         _, grant = end.grant(100)
