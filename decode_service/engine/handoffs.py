@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -169,6 +170,15 @@ class Reservation:
         if self.arrival is not None:
             self.arrival.abandon()
             self.arrival = None
+
+    def seal(self, sums: Sequence[int], *, deadline: float) -> None:
+        """Its push ended well, with sums or without; whoever waits for that hears of it."""
+        self.deadline = deadline
+        if self.state is HandoffState.RESERVED:
+            self.machine.advance(HandoffState.STREAMING)
+        self.machine.advance(HandoffState.SEALED)
+        self.sums = tuple(sums)
+        self.notify()
 
     def notify(self) -> None:
         """Wakes those who wait for a change of state."""

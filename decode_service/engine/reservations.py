@@ -151,12 +151,7 @@ class ReservationTable:
         if not clean:
             self._abort(granted)
             return
-        if granted.state is HandoffState.RESERVED:
-            granted.machine.advance(HandoffState.STREAMING)
-        granted.machine.advance(HandoffState.SEALED)
-        granted.sums = tuple(sums)
-        granted.deadline = self._clock() + self._limits.lease_s
-        granted.notify()
+        granted.seal(sums, deadline=self._clock() + self._limits.lease_s)
 
     def find(self, key: HandoffKey) -> Reservation:
         """The live handoff of this name.
@@ -273,10 +268,8 @@ class ReservationTable:
 
     def states(self) -> dict[HandoffState, int]:
         """How many live handoffs are in each state."""
-        counts = dict.fromkeys(HandoffState, 0)
-        for granted in self._live.values():
-            counts[granted.state] += 1
-        return counts
+        found = [granted.state for granted in self._live.values()]
+        return {state: found.count(state) for state in HandoffState}
 
     def check_integrity(self) -> None:
         """Verifies that slots and pages are held exactly by what the table knows.
