@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -134,6 +135,8 @@ class Reservation:
     """Of each further answer that is not over."""
     arrival: "Arrival | None" = None
     """Brings segments into the pages as they land; None: the commit does all of it."""
+    sums: tuple[int, ...] = ()
+    """Of its segments, where the end of the push brought them."""
     adopted: AdoptedKv | None = None
     """Set by the intake once the pages hold the prompt."""
     holds_slab: bool = True
@@ -168,13 +171,25 @@ class Reservation:
             self.arrival.abandon()
             self.arrival = None
 
+    def seal(self, sums: Sequence[int], *, deadline: float) -> None:
+        """Its push ended well, with sums or without; whoever waits for that hears of it."""
+        self.deadline = deadline
+        if self.state is HandoffState.RESERVED:
+            self.machine.advance(HandoffState.STREAMING)
+        self.machine.advance(HandoffState.SEALED)
+        self.sums = tuple(sums)
+        self.notify()
+
     def notify(self) -> None:
         """Wakes those who wait for a change of state."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def leave(self, states: frozenset[HandoffState], *, timeout_s: float) -> None:
-        """Waits until the state is none of `states` or time is over; the caller looks again."""
+    async def leave(self, states: frozenset[HandoffState], *, timeout_s: float | None) -> None:
+        """Waits until the state is none of `states` or time is over; the caller looks again.
+
+        Without a time it is the lease that ends the wait, by ending the handoff.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while self.state in states:

@@ -105,7 +105,9 @@ class Intake:
             token=token,
             counters=self._table.counters,
         )
-        await granted.leave(OPEN_TO_WRITES, timeout_s=self._commit_wait_s)
+        # One that was said ahead of its sums waits for the computation: its lease is the bound.
+        wait_s = None if manifest.sums_follow else self._commit_wait_s
+        await granted.leave(OPEN_TO_WRITES, timeout_s=wait_s)
         if granted.state in OPEN_TO_WRITES:
             self._table.abort(key)
             raise stale(key, "was committed, but its push did not end")
@@ -133,6 +135,7 @@ class Intake:
         started = self._clock()
         adopted = None
         try:
+            manifest = self._verifier.with_sums(manifest, granted.sums)
             self._verifier.check_promises(manifest, spec=granted.spec, prompt_ids=prompt_ids)
             surplus_tokens = granted.spec.kept_tokens - manifest.pruning.slots
             if surplus_tokens and granted.arrival is not None:

@@ -1,5 +1,7 @@
 """What peers that write into the slab themselves are told, and what of theirs counts."""
 
+from collections.abc import Sequence
+
 from decode_service.engine.reservations import ReservationTable
 from shared.kv.slab import Slab
 from shared.transport.base import SlabWindow
@@ -48,6 +50,8 @@ class SlabLanding:
         """Renews the lease; StaleWriteError when it ended or the push was sealed."""
         self._table.heartbeat(slot, generation)
 
-    def writer_closed(self, slot: int, generation: int, *, clean: bool, drained: bool) -> None:
+    def writer_closed(
+        self, slot: int, generation: int, *, clean: bool, drained: bool, sums: Sequence[int] = ()
+    ) -> None:
         """The lane is over; a slot whose writer may still be writing stays out of use."""
-        self._table.writer_closed(slot, generation, clean=clean, drained=drained)
+        self._table.writer_closed(slot, generation, clean=clean, drained=drained, sums=sums)

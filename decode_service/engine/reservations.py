@@ -6,7 +6,7 @@ remembered for a while so that late messages are recognised, and a slot whose wr
 alive is quarantined until it is gone.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from decode_service.engine.admission import Capacity, admit
 from decode_service.engine.grant_check import check_token
@@ -129,7 +129,13 @@ class ReservationTable:
             granted.arrival.landed(offset, length)
 
     def writer_closed(
-        self, slot: int, generation: int, *, clean: bool, drained: bool = True
+        self,
+        slot: int,
+        generation: int,
+        *,
+        clean: bool,
+        drained: bool = True,
+        sums: Sequence[int] = (),
     ) -> None:
         """The push is over; a broken one ends the handoff, an undrained one still bars its slot."""
         if self._quarantine.holds(slot, generation):
@@ -145,11 +151,7 @@ class ReservationTable:
         if not clean:
             self._abort(granted)
             return
-        if granted.state is HandoffState.RESERVED:
-            granted.machine.advance(HandoffState.STREAMING)
-        granted.machine.advance(HandoffState.SEALED)
-        granted.deadline = self._clock() + self._limits.lease_s
-        granted.notify()
+        granted.seal(sums, deadline=self._clock() + self._limits.lease_s)
 
     def find(self, key: HandoffKey) -> Reservation:
         """The live handoff of this name.
@@ -266,10 +268,8 @@ class ReservationTable:
 
     def states(self) -> dict[HandoffState, int]:
         """How many live handoffs are in each state."""
-        counts = dict.fromkeys(HandoffState, 0)
-        for granted in self._live.values():
-            counts[granted.state] += 1
-        return counts
+        found = [granted.state for granted in self._live.values()]
+        return {state: found.count(state) for state in HandoffState}
 
     def check_integrity(self) -> None:
         """Verifies that slots and pages are held exactly by what the table knows.

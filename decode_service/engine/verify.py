@@ -4,6 +4,7 @@ Every check that fails has a named reason. Shapes: R rows of a position map.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
 
@@ -70,6 +71,23 @@ class ManifestVerifier:
         self._geometry = cache.geometry
         self._identity = identity
         self._vocab_size = vocab_size
+
+    def with_sums(self, manifest: KvManifest, sums: Sequence[int]) -> KvManifest:
+        """A manifest whose sums followed, with those that the end of the push brought.
+
+        Raises:
+            ManifestError: they are not its segments'.
+        """
+        if not manifest.sums_follow:
+            return manifest
+        if len(sums) != len(manifest.segments):
+            raise rejected(
+                RejectReason.SUM,
+                f"{len(sums)} sums followed for {len(manifest.segments)} segments",
+            )
+        found = zip(manifest.segments, sums, strict=True)
+        segments = tuple(replace(segment, sum64=total) for segment, total in found)
+        return replace(manifest, segments=segments, sums_follow=False)
 
     def check_promises(
         self, manifest: KvManifest, *, spec: ReserveSpec, prompt_ids: Sequence[int]

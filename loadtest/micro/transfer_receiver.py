@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -60,7 +61,13 @@ class Landing:
         self._slab.lease(slot, generation)
 
     def writer_closed(
-        self, slot: int, generation: int, *, clean: bool, drained: bool = True
+        self,
+        slot: int,
+        generation: int,
+        *,
+        clean: bool,
+        drained: bool = True,
+        sums: Sequence[int] = (),
     ) -> None:
         """Nothing waits for it: the sender asks for the next lease only after its seal."""
 

@@ -136,11 +136,7 @@ class Courier:
             delivery = self._open
             assert delivery is not None, "reserve opens a delivery or raises"
             try:
-                await delivery.push(self._parcel.slab)
-                manifest = await self._parcel.manifest(self._key, check=delivery.check)
-                stats = await delivery.hand_over(
-                    manifest, prompt_token_ids=self._parcel.prompt_token_ids
-                )
+                stats = await self._hand_over(delivery)
             except TandemError as error:
                 await self._give_up(delivery, error)
             else:
@@ -148,6 +144,14 @@ class Courier:
                 self._open = None
                 return Arrived(delivery, stats)
         raise self._unusable()
+
+    async def _hand_over(self, delivery: Delivery) -> TransferStats:
+        parcel = self._parcel
+        await delivery.push(parcel.slab, foretold=parcel.foretold(self._key))
+        if delivery.commits_ahead:
+            return await delivery.handed_over()
+        manifest = await parcel.manifest(self._key, check=delivery.check)
+        return await delivery.hand_over(manifest, prompt_token_ids=parcel.prompt_token_ids)
 
     async def abort(self, reason: str) -> None:
         """Ends what is open and returns when it has ended; a cancel of the caller stops neither."""

@@ -62,6 +62,7 @@ class DeviceSlab(PromptSlab):
         self._sums = sums
         self._executor = executor
         self._unpublished: list[Range] = []
+        self._enqueued = asyncio.Event()
         self._summed = asyncio.Event()
         self._sums_S: torch.Tensor | None = None
 
@@ -74,13 +75,18 @@ class DeviceSlab(PromptSlab):
         if check is SegmentCheck.CRC32:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._executor, self._with_crc32)
+        found = zip(self.layout.segments, await self.sums(), strict=True)
+        return tuple(replace(segment, sum64=total) for segment, total in found)
+
+    async def enqueued(self) -> None:
+        """Waits until all that writes to it is enqueued: its layout is final, its bytes are not."""
+        await self._enqueued.wait()
+
+    async def sums(self) -> tuple[int, ...]:
+        """The weighted sum of each segment, in the layout's order, once the device has them."""
         await self._summed.wait()
         assert self._sums_S is not None, "summed"
-        sums = self._sums_S.tolist()
-        return tuple(
-            replace(s, sum64=unsigned(total))
-            for s, total in zip(self.layout.segments, sums, strict=True)
-        )
+        return tuple(map(unsigned, self._sums_S.tolist()))
 
     def take_written(self) -> tuple[Range, ...]:
         """Ranges whose copies were enqueued since the last call; the writing thread only."""
@@ -92,6 +98,7 @@ class DeviceSlab(PromptSlab):
         if self._sums_S is not None or len(self._whole) < len(self.layout.segments):
             return False
         self._sums_S = self._sums.enqueue(self._bytes, self.layout.segments)
+        self._loop.call_soon_threadsafe(self._enqueued.set)
         return True
 
     def summed(self) -> None:

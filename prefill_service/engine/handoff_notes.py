@@ -5,6 +5,7 @@ are done.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -143,6 +144,11 @@ class NotedSender:
         self._inner = inner
         self._notes = notes
 
+    @property
+    def takes_sums(self) -> bool:
+        """See `KvSender.takes_sums`."""
+        return self._inner.takes_sums
+
     async def open(self, *, address: str, grant: Grant) -> None:
         """See `KvSender.open`."""
         await self._inner.open(address=address, grant=grant)
@@ -154,9 +160,9 @@ class NotedSender:
         nbytes = len(data) if isinstance(data, bytes) else data.nbytes
         self._notes.pushed(nbytes, started=started)
 
-    async def seal(self) -> TransferStats:
+    async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
         """See `KvSender.seal`."""
-        stats = await self._inner.seal()
+        stats = await self._inner.seal(sums=sums)
         self._notes.sealed()
         return stats
 

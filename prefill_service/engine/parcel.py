@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 
+from prefill_service.engine.commit_ahead import Foretold
+from prefill_service.engine.device_slab import DeviceSlab
 from prefill_service.engine.job import PromptRequest
 from prefill_service.engine.plan import PromptPlan
 from prefill_service.engine.prompt_slab import PromptSlab
 from prefill_service.engine.sender import ReserveTerms
 from shared.types.handoff import HandoffKey
-from shared.types.kv_manifest import KvManifest, SegmentCheck
+from shared.types.kv_manifest import KvManifest, Segment, SegmentCheck
 from shared.types.model_identity import ModelIdentity
 from shared.types.sampling import SampledToken
 from shared.types.token_ids import hash_ids
@@ -89,6 +91,18 @@ class Parcel:
         """Waits for `finish`."""
         await self._complete.wait()
 
+    def foretold(self, key: HandoffKey) -> Foretold | None:
+        """What a delivery under `key` may promise ahead; None where that depends on the scores."""
+        slab = self.slab
+        if not (isinstance(slab, DeviceSlab) and self.plan.final):
+            return None
+
+        async def manifest() -> KvManifest:
+            await slab.enqueued()
+            return self._promise(key, slab.layout.segments, check=SegmentCheck.SUM64, follow=True)
+
+        return Foretold(manifest=manifest, sums=slab.sums, prompt_token_ids=self.prompt_token_ids)
+
     async def manifest(
         self, key: HandoffKey, *, check: SegmentCheck = SegmentCheck.CRC32
     ) -> KvManifest:
@@ -103,7 +117,16 @@ class Parcel:
         self.prepare()
         if not (self.plan.final and self.slab.is_ahead):
             await self.computed()
-        segments = await self.slab.segments(check)
+        return self._promise(key, await self.slab.segments(check), check=check, follow=False)
+
+    def _promise(
+        self,
+        key: HandoffKey,
+        segments: tuple[Segment, ...],
+        *,
+        check: SegmentCheck,
+        follow: bool,
+    ) -> KvManifest:
         return KvManifest(
             handoff=key,
             model=self._model,
@@ -116,6 +139,7 @@ class Parcel:
             segments=segments,
             first_tokens=self._first_tokens,
             first_tokens_follow=not self.complete,
+            sums_follow=follow,
             draws=1 + self.request.earlier_tokens,
             check=check,
         )

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from prefill_service.engine.commit_ahead import CommitAhead, Foretold
 from prefill_service.engine.grants import GrantHistory
 from prefill_service.engine.handoff_notes import HandoffNotes, NotedSender
 from prefill_service.engine.job import Target
@@ -127,12 +128,18 @@ class Delivery:
         self._grant: Grant | None = None
         self._sender: KvSender | None = None
         self._sealing: asyncio.Task[TransferStats] | None = None
+        self._ahead: CommitAhead | None = None
         self._asked = False
 
     @property
     def granted(self) -> bool:
         """Whether it has a landing slab."""
         return self._grant is not None
+
+    @property
+    def commits_ahead(self) -> bool:
+        """Whether its commit is under way since before the bytes were all there."""
+        return self._ahead is not None
 
     async def reserve(self, terms: ReserveTerms) -> Busy | None:
         """Asks for room; None is a grant.
@@ -153,14 +160,19 @@ class Delivery:
         self.machine.advance(HandoffState.RESERVED)
         return None
 
-    async def push(self, slab: PromptSlab) -> None:
+    async def push(self, slab: PromptSlab, *, foretold: Foretold | None = None) -> None:
         """Sends every range of the slab as it becomes final, and begins to seal.
 
         Between the memories of two devices a last range of a layer or two may still be on its way
         on return: it takes less time than a commit, and far less than one waits for it.
 
+        Args:
+            slab: the bytes.
+            foretold: what a commit may say ahead, where the way to the worker allows that.
+
         Raises:
             HandoffError: no transport may be used, or the bytes did not arrive.
+            TandemError: the worker refused what was foretold.
         """
         grant = self._granted()
         transport = await self._links.pairs.choose(
@@ -173,17 +185,58 @@ class Delivery:
         self._sender = sender
         with self._blaming_transport():
             await sender.open(address=self.target.address, grant=grant)
-            self.machine.advance(HandoffState.STREAMING)
-            written = RangeWrites(
-                lambda o, n: self._in_lease(sender.write(o, slab.view(o, n)), grant)
-            )
-            left = MOST_LEFT_BYTES if self.check is SegmentCheck.SUM64 else 0
+        self.machine.advance(HandoffState.STREAMING)
+        written = RangeWrites(lambda o, n: self._in_lease(sender.write(o, slab.view(o, n)), grant))
+        writing = self._write(written, slab)
+        if foretold is None or not sender.takes_sums:
+            await writing
+            self._sealing = asyncio.create_task(self._seal(written, sender, grant))
+            return
+        self._ahead = CommitAhead(self._commit_ahead(foretold, grant))
+        await self._ahead.unless_refused(writing)
+        self._sealing = asyncio.create_task(self._seal_ahead(written, sender, foretold))
+
+    async def _write(self, written: RangeWrites, slab: PromptSlab) -> None:
+        left = MOST_LEFT_BYTES if self.check is SegmentCheck.SUM64 else 0
+        with self._blaming_transport():
             await written.follow(slab.ranges(), most_left=left)
-        self._sealing = asyncio.create_task(self._seal(written, sender, grant))
 
     async def _seal(self, written: RangeWrites, sender: KvSender, grant: Grant) -> TransferStats:
         await written.end()
         return await self._in_lease(sender.seal(), grant)
+
+    async def _seal_ahead(
+        self, written: RangeWrites, sender: KvSender, foretold: Foretold
+    ) -> TransferStats:
+        """Says the sums at once: the worker waits by itself for what of the last range is due."""
+        sums = await foretold.sums()
+        sealing = asyncio.ensure_future(self._in_lease(sender.seal(sums=sums), self._granted()))
+        try:
+            await written.end()
+            return await sealing
+        finally:
+            sealing.cancel()
+            await asyncio.gather(sealing, return_exceptions=True)
+
+    async def _commit_ahead(self, foretold: Foretold, grant: Grant) -> None:
+        await self._links.peer.commit(
+            self.target,
+            manifest=await foretold.manifest(),
+            grant=grant,
+            prompt_token_ids=foretold.prompt_token_ids,
+        )
+
+    async def handed_over(self) -> TransferStats:
+        """Waits until a push whose commit was said ahead is adopted.
+
+        Raises:
+            TandemError: bytes did not arrive, the worker refused them, or it went away.
+        """
+        assert self._ahead is not None, "said ahead"
+        stats = await self._ahead.unless_refused(self._sealed())
+        await self._in_lease(self._ahead.answer(), self._granted(), late="did not adopt them")
+        self.machine.advance(HandoffState.ADOPTED)
+        return stats
 
     async def hand_over(
         self, manifest: KvManifest, *, prompt_token_ids: Sequence[int]
@@ -232,6 +285,8 @@ class Delivery:
         """Ends the try on both sides; a peer that cannot be reached frees it by its own lease."""
         if not self.machine.try_advance(HandoffState.ABORTING):
             return
+        if self._ahead is not None:
+            await self._ahead.cancel()
         if self._sealing is not None:
             self._sealing.cancel()
             await asyncio.gather(self._sealing, return_exceptions=True)
@@ -243,7 +298,9 @@ class Delivery:
             await self._quietly("abort", call)
         self.machine.advance(HandoffState.ABORTED)
 
-    async def _in_lease(self, call: Awaitable[T], grant: Grant) -> T:
+    async def _in_lease(
+        self, call: Awaitable[T], grant: Grant, *, late: str = "took no bytes"
+    ) -> T:
         """A peer that takes nothing for a whole lease is as good as gone."""
         seconds = grant.lease_ms / 1000
         try:
@@ -251,8 +308,8 @@ class Delivery:
                 return await call
         except TimeoutError:
             raise TransportError(
-                f"decode worker {self.target.worker_id} took no bytes for {seconds:g} s: it hangs "
-                "or its network does; start a new attempt on another worker"
+                f"decode worker {self.target.worker_id} {late} for {seconds:g} s: it hangs or "
+                "its network does; start a new attempt on another worker"
             ) from None
 
     @contextmanager

@@ -108,7 +108,7 @@ class DecodeClient:
         grant: Grant,
         prompt_token_ids: Sequence[int],
     ) -> None:
-        """Hands a landed cache over.
+        """Hands a landed cache over, or one that lands yet, where its sums follow.
 
         Raises:
             TandemError: it was refused, or the worker cannot be reached.
@@ -121,7 +121,9 @@ class DecodeClient:
             token=grant.token,
         )
         stub = await self._stub(target.address)
-        answer = await _translated(stub.Commit(request, timeout=self._timeout_s))
+        # Said ahead, it is answered when the prompt is computed: its lease is the bound.
+        timeout_s = None if manifest.sums_follow else self._timeout_s
+        answer = await _translated(stub.Commit(request, timeout=timeout_s))
         if answer.HasField("rejected"):
             raise error_from_pb(answer.rejected)
         if not answer.HasField("adopted"):

@@ -5,7 +5,7 @@ calls it keeps the slab's lease alive by itself. Bytes may be reused as soon as 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -98,6 +98,13 @@ class SenderState(Enum):
 class KvSender(Protocol):
     """Moves one handoff's bytes into one granted slab."""
 
+    @property
+    def takes_sums(self) -> bool:
+        """Whether its seal may bring sums, and begin while the last write is under way.
+
+        Known once it is open; both ends have to be able to.
+        """
+
     async def open(self, *, address: str, grant: Grant) -> None:
         """Connects to a decode worker and checks that both sides speak of the same cache.
 
@@ -116,8 +123,11 @@ class KvSender(Protocol):
             TransportError: the bytes cannot arrive.
         """
 
-    async def seal(self) -> TransferStats:
+    async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
         """Ends the transfer; returns when every byte is in the slab.
+
+        Args:
+            sums: of the segments, where a commit said that they follow; only if `takes_sums`.
 
         Raises:
             StaleWriteError: the receiver refused a write.
@@ -242,8 +252,18 @@ class DirectLanding(Protocol):
     def heartbeat(self, slot: int, generation: int) -> None:
         """See `SlabWriter.heartbeat`."""
 
-    def writer_closed(self, slot: int, generation: int, *, clean: bool, drained: bool) -> None:
-        """A peer stopped: cleanly or not, and known to be still (drained) or not."""
+    def writer_closed(
+        self, slot: int, generation: int, *, clean: bool, drained: bool, sums: Sequence[int] = ()
+    ) -> None:
+        """A peer stopped: cleanly or not, and known to be still (drained) or not.
+
+        Args:
+            slot: of the lease.
+            generation: of the lease.
+            clean: whether all that was promised landed.
+            drained: whether no write can come any more.
+            sums: of the segments, which a commit may wait for; only with a clean end.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

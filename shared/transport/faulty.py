@@ -5,7 +5,7 @@ chunk: what is between a wrong byte and a client is the manifest, as it is where
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -85,6 +85,12 @@ class FaultySender:
         # Only who waits for the next chunk or the end knows whether a chunk is the last one.
         self._waits = any(fault.moment in {Moment.MIDDLE, Moment.LAST} for fault in faults)
         self._held: tuple[int, bytes] | None = None
+        self._writing = asyncio.Lock()
+
+    @property
+    def takes_sums(self) -> bool:
+        """Whether the sender inside does."""
+        return self._inner.takes_sums
 
     async def open(self, *, address: str, grant: Grant) -> None:
         """Opens the sender inside; see `KvSender.open`."""
@@ -100,20 +106,22 @@ class FaultySender:
         if not self._faults:
             await self._inner.write(offset, data)
             return
-        view = await host_bytes(data)
-        for start in range(0, view.nbytes, self._transport.chunk_bytes):
-            chunk = view[start : start + self._transport.chunk_bytes]
-            if not self._waits:
-                await self._chunk(offset + start, chunk, last=False)
-                continue
-            await self._let_go(last=False)
-            self._held = (offset + start, bytes(chunk))
+        async with self._writing:
+            view = await host_bytes(data)
+            for start in range(0, view.nbytes, self._transport.chunk_bytes):
+                chunk = view[start : start + self._transport.chunk_bytes]
+                if not self._waits:
+                    await self._chunk(offset + start, chunk, last=False)
+                    continue
+                await self._let_go(last=False)
+                self._held = (offset + start, bytes(chunk))
 
-    async def seal(self) -> TransferStats:
+    async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
         """Seals the sender inside; see `KvSender.seal`."""
-        await self._let_go(last=True)
+        async with self._writing:  # a chunk that is not begun would not be counted
+            await self._let_go(last=True)
         await self._reach(Moment.SEAL)
-        stats = await self._inner.seal()
+        stats = await self._inner.seal(sums=sums)
         await self._reach(Moment.ACK)
         return stats
 

@@ -7,6 +7,7 @@ memory. All bulk data of one pair shares one connection, apart from control call
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import grpc.aio
 
@@ -82,6 +83,9 @@ class GrpcTransport:
 class GrpcSender:
     """Sends one handoff's bytes; made by `GrpcTransport.sender`."""
 
+    takes_sums = False
+    """See `KvSender.takes_sums`."""
+
     def __init__(self, transport: GrpcTransport) -> None:
         self._transport = transport
         self._state = SenderState.NEW
@@ -124,8 +128,9 @@ class GrpcSender:
             offset += piece.nbytes
         self._busy_seconds += time.perf_counter() - started
 
-    async def seal(self) -> TransferStats:
+    async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
         """Sends the end frame and waits for its answer; see `KvSender.seal`."""
+        assert not sums, "only where they are taken"
         started = time.perf_counter()
         await self._send(FrameKind.END)
         async with self._changed:

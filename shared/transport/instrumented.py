@@ -112,6 +112,11 @@ class InstrumentedSender:
         self._metrics = metrics
         self._failed = False
 
+    @property
+    def takes_sums(self) -> bool:
+        """Whether the sender inside does."""
+        return self._inner.takes_sums
+
     async def open(self, *, address: str, grant: Grant) -> None:
         """Opens the sender inside; see `KvSender.open`."""
         try:
@@ -128,10 +133,10 @@ class InstrumentedSender:
             self._count_failure(error)
             raise
 
-    async def seal(self) -> TransferStats:
+    async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
         """Seals the sender inside; see `KvSender.seal`."""
         try:
-            stats = await self._inner.seal()
+            stats = await self._inner.seal(sums=sums)
         except HandoffError as error:
             self._count_failure(error)
             raise

@@ -5,6 +5,7 @@ For a decode worker that reads prompts itself, and for tests.
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from shared.errors import HandoffError, TransportError
 from shared.kv.memory import KvBytes
@@ -46,6 +47,9 @@ class LoopbackTransport:
 
 class LoopbackSender:
     """Sends one handoff's bytes; made by `LoopbackTransport.sender`."""
+
+    takes_sums = False
+    """See `KvSender.takes_sums`."""
 
     def __init__(self, context: TransportContext) -> None:
         self._context = context
@@ -91,8 +95,9 @@ class LoopbackSender:
             offset += piece.nbytes
         self._busy_seconds += time.perf_counter() - started
 
-    async def seal(self) -> TransferStats:
+    async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
         """Verifies that the lease still stands; see `KvSender.seal`."""
+        assert not sums, "only where they are taken"
         writer = self._receiver().writer
         writer.heartbeat(self._grant.slot, self._grant.generation)
         self._state = SenderState.SEALED

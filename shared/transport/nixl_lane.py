@@ -19,6 +19,9 @@ from shared.wire.errors import error_to_pb
 SETTLE_SECONDS = 5.0
 """Longest wait for the notices of a transfer whose sender says that it wrote everything."""
 
+MOST_SUMS = 1 << 16
+"""Sums that one end may bring: far more segments than a cache has, and little memory."""
+
 LaneContext = grpc.aio.ServicerContext[transfer_pb2.LaneRequest, transfer_pb2.LaneResponse]
 """A lane's call."""
 
@@ -44,6 +47,8 @@ class Lane:
         self.key = secrets.token_bytes(KEY_BYTES)
         self.clean = False
         self.drained = False
+        self.sums: tuple[int, ...] = ()
+        self._closed = False
         self._slot, self._generation = opening.slot, opening.generation
         self._window = window
         self._landing = landing
@@ -83,18 +88,29 @@ class Lane:
             length=self._window.nbytes,
             key=self.key,
             credits=credit_window,
+            takes_sums=self._direct,
         )
         await self._context.write(transfer_pb2.LaneResponse(opened=opened))
         answering = asyncio.create_task(self._answer())
         try:
             await self._listen()
         finally:
+            self.close()
             if self.clean:
                 # Cancelled in the middle of a write, it would spoil the farewell.
                 self._news.set()
             else:
                 answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
+
+    def close(self) -> None:
+        """Says that nothing is written any more, or that it may be; a second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._landing.writer_closed(
+            self._slot, self._generation, clean=self.clean, drained=self.drained, sums=self.sums
+        )
 
     async def say_done(self) -> None:
         """Tells the sender that everything landed."""
@@ -168,6 +184,9 @@ class Lane:
             kind = message.WhichOneof("event")
             if kind == "heartbeat":
                 self._hear_heartbeat(message.heartbeat.sequence)
+            elif kind == "end" and message.end.sums:
+                await self._settle_ahead(message.end)
+                return
             elif kind in {"end", "drained"}:
                 self.drained = True  # either is said only when no write is under way
                 if kind == "end":
@@ -181,6 +200,44 @@ class Lane:
             "nothing can be committed from it"
         )
 
+    async def _settle_ahead(self, end: transfer_pb2.LaneEnd) -> None:
+        """The same where the last writes may be under way: their sender may still give up."""
+        if not self._direct:
+            raise TransportError(
+                "sums came with the end of a lane to host memory, where chunks have their own: the "
+                "sender runs another version; upgrade it"
+            )
+        if len(end.sums) > MOST_SUMS:
+            raise TransportError(
+                f"{len(end.sums)} sums came with the end of a lane, and no cache has more than "
+                f"{MOST_SUMS} segments: the sender is broken or runs another version; upgrade it"
+            )
+        # Not cancelled, which would leave grpc with a buffer that is gone: it ends with the call.
+        hearing = asyncio.ensure_future(self._context.read())
+        hearing.add_done_callback(self._heard_more)
+        try:
+            await self._settle(end, unless=hearing.done)
+        except TandemError as error:
+            self.refuse(error)  # its sender says when nothing of it is under way
+        else:
+            if not hearing.done():
+                self.drained = self.clean = True
+                self.sums = tuple(end.sums)
+                return
+        await asyncio.wait({hearing})
+        last = hearing.result()
+        self.drained = isinstance(last, transfer_pb2.LaneRequest) and last.HasField("drained")
+        raise self._refusal or TransportError(
+            "the sender gave up after it had ended its lane: its last writes failed; nothing can "
+            "be committed from it"
+        )
+
+    def _heard_more(self, hearing: asyncio.Future[transfer_pb2.LaneRequest]) -> None:
+        """After an end: its sender gave up, or nobody asks any more for what comes."""
+        if not hearing.cancelled():
+            hearing.exception()
+        self._arrived.set()
+
     def _hear_heartbeat(self, sequence: int) -> None:
         try:
             self._landing.heartbeat(self._slot, self._generation)
@@ -190,16 +247,20 @@ class Lane:
         self._heartbeat = sequence
         self._tell()
 
-    async def _settle(self, end: transfer_pb2.LaneEnd) -> None:
-        """Waits for notices that are still on their way."""
+    async def _settle(
+        self, end: transfer_pb2.LaneEnd, *, unless: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Waits for notices that are still on their way, unless that has no use any more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
-                while self._chunks < end.chunks and self._refusal is None:
+                while self._chunks < end.chunks and self._refusal is None and not unless():
                     self._hurry()
                     self._arrived.clear()
                     await self._arrived.wait()
         if self._refusal is not None:
             raise self._refusal
+        if unless():
+            return
         if (self._chunks, self._bytes) != (end.chunks, end.bytes):
             raise TransportError(
                 f"{self._chunks} chunks of {self._bytes} bytes landed where the sender wrote "

@@ -91,7 +91,7 @@ class NixlReceiver:
             )
         finally:
             del self._lanes[lane.key]
-            self._landing.writer_closed(slot, generation, clean=lane.clean, drained=lane.drained)
+            lane.close()
         if lane.clean:
             # Said only now: whoever hears it may commit.
             await lane.say_done()

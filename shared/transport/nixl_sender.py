@@ -79,18 +79,29 @@ class NixlSender:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
         self._speaking = asyncio.Lock()
+        self._counting = asyncio.Lock()
         self._batch: asyncio.Future[float] | None = None
+        self._writing_since: float | None = None
         self._failure: TandemError | None = None
         self._lease_until = 0.0
         self._beats: dict[int, float] = {}
+        self._due_chunks = 0
+        self._due_bytes = 0
         self._sent_chunks = 0
-        self._sent_bytes = 0
         self._landed_chunks = 0
         self._done: transfer_pb2.LaneDone | None = None
         self._ended = False
+        self._ended_ahead = False
         self._leaving: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._busy_seconds = 0.0
         self._wire_seconds = 0.0
+
+    @property
+    def takes_sums(self) -> bool:
+        """See `KvSender.takes_sums`: from a device's memory, to who waits for the last notices."""
+        on_device = self._agent.check is SegmentCheck.SUM64
+        return on_device and self._lane is not None and self._lane.terms.takes_sums
 
     async def open(self, *, address: str, grant: Grant) -> None:
         """Opens the lane; see `KvSender.open`."""
@@ -107,22 +118,25 @@ class NixlSender:
 
     async def write(self, offset: int, data: KvBytes) -> None:
         """Writes bytes chunk by chunk; see `KvSender.write`."""
-        started = time.perf_counter()
-        chunks = await self._chunks(data)
-        nbytes = sum(chunk.nbytes for chunk in chunks)
-        lane = self._open_lane()
-        if offset < 0 or offset + nbytes > lane.terms.length:
-            raise StaleWriteError(
-                f"bytes {offset}..{offset + nbytes} leave the lease of {lane.terms.length} "
-                f"bytes in slab slot {self._grant.slot}: this side planned another layout; "
-                "start a new attempt"
-            )
+        self._writing_since = time.perf_counter()
+        async with self._counting:
+            chunks = await self._chunks(data)
+            nbytes = sum(chunk.nbytes for chunk in chunks)
+            lane = self._open_lane()
+            if offset < 0 or offset + nbytes > lane.terms.length:
+                raise StaleWriteError(
+                    f"bytes {offset}..{offset + nbytes} leave the lease of {lane.terms.length} "
+                    f"bytes in slab slot {self._grant.slot}: this side planned another layout; "
+                    "start a new attempt"
+                )
+            self._due_chunks += len(chunks)
+            self._due_bytes += nbytes
         while chunks:
             count = await self._allowed_chunks(lane, min(len(chunks), BATCH_CHUNKS))
             await self._write_batch(lane, offset, chunks[:count])
             offset += sum(chunk.nbytes for chunk in chunks[:count])
             chunks = chunks[count:]
-        self._busy_seconds += time.perf_counter() - started
+        self._count_busy()
 
     async def _chunks(self, data: KvBytes) -> Sequence[memoryview | MemoryPart]:
         """Pieces of one write each."""
@@ -135,34 +149,39 @@ class NixlSender:
         starts = range(0, view.nbytes, self._chunk_bytes)
         return [view[start : start + self._chunk_bytes] for start in starts]
 
-    async def seal(self) -> TransferStats:
-        """Tells how much was written and waits until all of it landed; see `KvSender.seal`."""
+    async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
+        """Tells how much is written and waits until all of it landed; see `KvSender.seal`."""
+        self._count_busy()  # of a last write; it goes on beside the seal
         started = time.perf_counter()
         self._open_lane()
-        end = transfer_pb2.LaneEnd(chunks=self._sent_chunks, bytes=self._sent_bytes)
-        self._ended = True
+        async with self._counting:  # what was begun is counted, if not yet written
+            due = {"chunks": self._due_chunks, "bytes": self._due_bytes}
+        end = transfer_pb2.LaneEnd(**due, sums=sums)
+        self._ended, self._ended_ahead = True, bool(sums)
         await self._say(transfer_pb2.LaneRequest(end=end))
         async with self._changed:
             await self._changed.wait_for(
                 lambda: self._done is not None or self._failure is not None
             )
-        if self._done is None or self._done.bytes != self._sent_bytes:
+        if self._done is None or self._done.bytes != self._due_bytes:
             raise self._failure or TransportError(
-                f"{self._address} counted other bytes than the {self._sent_bytes} that were "
+                f"{self._address} counted other bytes than the {self._due_bytes} that were "
                 "written: chunks were lost; start a new attempt"
             )
         self._state = SenderState.SEALED
-        await self._stop()
+        # The stream's own end is still to come, and nothing depends on it.
+        self._stopping = asyncio.create_task(self._stop())
         self._busy_seconds += time.perf_counter() - started
         return TransferStats(
-            bytes=self._sent_bytes,
+            bytes=self._due_bytes,
             seconds=self._busy_seconds,
             wire_seconds=self._wire_seconds,
         )
 
     async def abort(self) -> None:
         """Stops writing, says so when nothing is under way, and ends; a sealed one stays sealed."""
-        if self._state is SenderState.SEALED:
+        if self._stopping is not None:
+            await self._stopping
             return
         self._state = SenderState.CLOSED
         await self._fail(TransportError("the transfer was given up here; start a new attempt"))
@@ -206,7 +225,6 @@ class NixlSender:
             )
             offset += data.nbytes
         self._sent_chunks += len(writes)
-        self._sent_bytes += sum(data.nbytes for data in chunks)
         writing = self._agent.write(lane.peer, writes, may_go=self._check_lease)
         # Cancelling the caller does not stop a write; whoever ends the handoff waits for it.
         self._batch = asyncio.ensure_future(writing)
@@ -231,6 +249,12 @@ class NixlSender:
                 check=NoticeCheck.MANIFEST if checksum is None else NoticeCheck.CRC32,
             )
         )
+
+    def _count_busy(self) -> None:
+        """A write has ended, or is counted with the seal from now on."""
+        if self._writing_since is not None:
+            self._busy_seconds += time.perf_counter() - self._writing_since
+            self._writing_since = None
 
     def _check_lease(self) -> None:
         """Called on the agent's thread right before each chunk goes."""
@@ -268,9 +292,10 @@ class NixlSender:
         """Tells the receiver that its slot can go back, as soon as that is true."""
         if self._batch is not None:
             await asyncio.gather(self._batch, return_exceptions=True)
-        if self._ended or not self._agent.is_settled(lane.peer):
+        through = self._ended and not self._ended_ahead
+        if through or not self._agent.is_settled(lane.peer):
             return
-        self._ended = True
+        self._ended, self._ended_ahead = True, False
         try:
             async with asyncio.timeout(_GOODBYE_SECONDS):
                 drained = transfer_pb2.LaneDrained()

@@ -8,7 +8,7 @@ may still be writing.
 import hmac
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequestError, OverloadedError, StaleWriteError
@@ -161,9 +161,16 @@ class ProbeGround:
         self._fitting(slot, generation, offset=offset, length=length)
 
     def writer_closed(
-        self, slot: int, generation: int, *, clean: bool, drained: bool = True
+        self,
+        slot: int,
+        generation: int,
+        *,
+        clean: bool,
+        drained: bool = True,
+        sums: Sequence[int] = (),
     ) -> None:
         """See `DirectLanding.writer_closed`; a canary that broke off ends with its writer."""
+        del sums  # a canary has no segments
         room = self._rooms[slot - FIRST_PROBE_SLOT]
         if room.generation != generation:
             return

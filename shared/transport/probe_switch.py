@@ -1,5 +1,7 @@
 """Sends what receivers say to the slab, or to the rooms of canaries: the slot number decides."""
 
+from collections.abc import Sequence
+
 from shared.transport.base import DirectLanding, SlabWindow, SlabWriter
 from shared.transport.probe_ground import FIRST_PROBE_SLOT, ProbeGround
 
@@ -71,6 +73,8 @@ class ProbedLanding:
         """See `DirectLanding.heartbeat`."""
         self._of(slot).heartbeat(slot, generation)
 
-    def writer_closed(self, slot: int, generation: int, *, clean: bool, drained: bool) -> None:
+    def writer_closed(
+        self, slot: int, generation: int, *, clean: bool, drained: bool, sums: Sequence[int] = ()
+    ) -> None:
         """See `DirectLanding.writer_closed`."""
-        self._of(slot).writer_closed(slot, generation, clean=clean, drained=drained)
+        self._of(slot).writer_closed(slot, generation, clean=clean, drained=drained, sums=sums)

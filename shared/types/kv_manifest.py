@@ -134,6 +134,8 @@ class KvManifest:
     """One a branch; none where they follow."""
     first_tokens_follow: bool = False
     """The cache was complete before they were drawn; whoever asks to decode brings them."""
+    sums_follow: bool = False
+    """Its segments carry no sums yet: the end of the push brings them."""
     draws: int = 1
     """Generator draws made per branch so far."""
     check: SegmentCheck = SegmentCheck.CRC32

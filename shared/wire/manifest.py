@@ -109,6 +109,7 @@ def manifest_to_pb(manifest: KvManifest) -> decode_pb2.Manifest:
         draws=manifest.draws,
         check=_CHECKS[manifest.check],
         first_tokens_follow=manifest.first_tokens_follow,
+        sums_follow=manifest.sums_follow,
     )
 
 
@@ -136,6 +137,7 @@ def manifest_from_pb(message: decode_pb2.Manifest) -> KvManifest:
         draws=message.draws,
         check=_known(_CHECKS_BACK, message.check),
         first_tokens_follow=message.first_tokens_follow,
+        sums_follow=message.sums_follow,
     )
 
 

@@ -10,14 +10,13 @@ import torch
 
 from decode_service.app import DecodeServer
 from decode_service.engine.device_adoption import DeviceAdoption
-from shared.kv_memory.weighted_sum import slow_sums, unsigned
 from shared.model.transformer import Transformer
-from shared.transport.base import TransportContext
 from shared.types.handoff import HandoffKey
-from shared.types.kv_manifest import KvManifest, SegmentCheck
+from shared.types.kv_manifest import KvManifest
 from tests.support.decode_server import decode_server, direct_tokens
+from tests.support.device_peer import over_nixl, summed
 from tests.support.prefill_peer import Faults, PrefillPeer, Prepared, prefill_peer, prepare
-from tests.support.transfer_parts import NIXL_DEVICE, needs_nixl, open_transport
+from tests.support.transfer_parts import needs_nixl
 from tests.support.waiting import until
 
 pytestmark = needs_nixl
@@ -36,23 +35,6 @@ async def server(tiny_model_dir: Path, profile: Path) -> AsyncIterator[DecodeSer
 async def peer(server: DecodeServer) -> AsyncIterator[PrefillPeer]:
     async with prefill_peer(server.core.identity, server.address) as opened:
         yield opened
-
-
-def over_nixl(peer: PrefillPeer) -> None:
-    """The peer's next pushes go from device memory to device memory."""
-    context = TransportContext(model=peer.identity, incarnation="prefill-peer")
-    peer.transport = open_transport(NIXL_DEVICE, context)  # type: ignore[assignment]
-
-
-def summed(prepared: Prepared, peer: PrefillPeer) -> KvManifest:
-    """A manifest with the sums of device memory and no CRC-32."""
-    data = torch.frombuffer(bytearray(prepared.image), dtype=torch.uint8)
-    sums = slow_sums(data, prepared.plan.segments).tolist()
-    segments = tuple(
-        replace(s, sum64=unsigned(total))
-        for s, total in zip(prepared.plan.segments, sums, strict=True)
-    )
-    return peer.manifest(prepared, segments=segments, check=SegmentCheck.SUM64)
 
 
 def looked_at_commit(server: DecodeServer, monkeypatch: pytest.MonkeyPatch) -> list[HandoffKey]:

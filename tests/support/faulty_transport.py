@@ -1,6 +1,7 @@
 """A member of the transport family that does to bytes what broken links do, when it is told to."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -60,6 +61,10 @@ class FaultySender:
         self._number = number
         self._fault = transport.fault
 
+    @property
+    def takes_sums(self) -> bool:
+        return self._inner.takes_sums
+
     async def open(self, *, address: str, grant: Grant) -> None:
         if self._fault is Fault.REFUSE:
             raise TransportError(f"{address} does not open a lane")
@@ -79,8 +84,8 @@ class FaultySender:
             data = bytes(damaged)
         await self._inner.write(offset, data)
 
-    async def seal(self) -> TransferStats:
-        stats = await self._inner.seal()
+    async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
+        stats = await self._inner.seal(sums=sums)
         self._transport.open_senders.discard(self._number)
         return stats
 

@@ -86,6 +86,7 @@ class RecordingWriter:
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     closed: list[bool] = field(default_factory=list)
     drained: list[bool] = field(default_factory=list)
+    sums: list[tuple[int, ...]] = field(default_factory=list)
     before_write: Callable[[], None] | None = None
 
     def write(self, *, slot: int, generation: int, offset: int, data: memoryview) -> None:
@@ -116,8 +117,15 @@ class RecordingWriter:
         return self.slab.view(slot, generation, offset, length)
 
     def writer_closed(
-        self, slot: int, generation: int, *, clean: bool, drained: bool = True
+        self,
+        slot: int,
+        generation: int,
+        *,
+        clean: bool,
+        drained: bool = True,
+        sums: Sequence[int] = (),
     ) -> None:
+        self.sums.append(tuple(sums))
         self.closed.append(clean)
         self.drained.append(drained)
 

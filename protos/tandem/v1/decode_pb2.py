@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from protos.tandem.v1 import common_pb2 as protos_dot_tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/tandem/v1/decode.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"\x91\x02\n\x0eReserveRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x13\n\x0bkept_tokens\x18\x04 \x01(\r\x12\x14\n\x0cwhole_layers\x18\x05 \x01(\r\x12\x12\n\nslab_bytes\x18\x06 \x01(\x04\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x14\n\x0cnum_branches\x18\x08 \x01(\r\x12*\n\x07pruning\x18\t \x01(\x0b\x32\x19.tandem.v1.PruningSummary\"i\n\x0fReserveResponse\x12%\n\x05grant\x18\x01 \x01(\x0b\x32\x14.tandem.v1.SlabGrantH\x00\x12%\n\x04\x62usy\x18\x02 \x01(\x0b\x32\x15.tandem.v1.DecodeBusyH\x00\x42\x08\n\x06result\"w\n\tSlabGrant\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x12\n\ntransports\x18\x04 \x03(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\x0c\"4\n\nDecodeBusy\x12\x16\n\x0eretry_after_ms\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"|\n\x07Segment\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.tandem.v1.SegmentKind\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12\r\n\x05\x63rc32\x18\x05 \x01(\x07\x12\r\n\x05sum64\x18\x06 \x01(\x06\">\n\x06Layout\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.tandem.v1.PositionKind\x12\r\n\x05slots\x18\x02 \x01(\r\"\xae\x03\n\x08Manifest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rnext_position\x18\x04 \x01(\r\x12\x13\n\x0bprompt_hash\x18\x05 \x01(\t\x12*\n\x07pruning\x18\x06 \x01(\x0b\x32\x19.tandem.v1.PruningSummary\x12\"\n\x07layouts\x18\x07 \x03(\x0b\x32\x11.tandem.v1.Layout\x12\x15\n\rlayer_layouts\x18\x08 \x03(\r\x12$\n\x08segments\x18\t \x03(\x0b\x32\x12.tandem.v1.Segment\x12-\n\x0c\x66irst_tokens\x18\n \x03(\x0b\x32\x17.tandem.v1.SampledToken\x12\r\n\x05\x64raws\x18\x0b \x01(\r\x12&\n\x05\x63heck\x18\x0c \x01(\x0e\x32\x17.tandem.v1.SegmentCheck\x12\x1b\n\x13\x66irst_tokens_follow\x18\r \x01(\x08\"\x81\x01\n\rCommitRequest\x12%\n\x08manifest\x18\x01 \x01(\x0b\x32\x13.tandem.v1.Manifest\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\r\n\x05token\x18\x05 \x01(\x0c\"m\n\x0e\x43ommitResponse\x12%\n\x07\x61\x64opted\x18\x01 \x01(\x0b\x32\x12.tandem.v1.AdoptedH\x00\x12*\n\x08rejected\x18\x02 \x01(\x0b\x32\x16.tandem.v1.ErrorDetailH\x00\x42\x08\n\x06result\",\n\x07\x41\x64opted\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"\x9c\x02\n\rDecodeRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\'\n\x04stop\x18\x05 \x01(\x0b\x32\x19.tandem.v1.StopConditions\x12*\n\x07options\x18\x06 \x01(\x0b\x32\x19.tandem.v1.RequestOptions\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\r\x12\x0f\n\x07grammar\x18\x08 \x01(\t\x12\x16\n\x0e\x65\x61rlier_tokens\x18\t \x03(\r\"\xa0\x01\n\x0e\x44\x65\x63odeResponse\x12-\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.tandem.v1.DecodeAcceptedH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.tandem.v1.TokenBatchH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.tandem.v1.DecodeFinishedH\x00\x42\x07\n\x05\x65vent\"#\n\x0e\x44\x65\x63odeAccepted\x12\x11\n\tworker_id\x18\x01 \x01(\t\"5\n\nTokenBatch\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.tandem.v1.SampledToken\"\xa5\x02\n\x0e\x44\x65\x63odeFinished\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x12\n\nstop_match\x18\x02 \x01(\t\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x61ttended\x18\x04 \x01(\x04\x12\r\n\x05\x64\x65nse\x18\x05 \x01(\x04\x12(\n\x06phases\x18\x06 \x03(\x0b\x32\x18.tandem.v1.PhaseDuration\x12%\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x16.tandem.v1.ErrorDetail\x12%\n\x05pages\x18\x08 \x01(\x0b\x32\x16.tandem.v1.PageSummary\x12#\n\x05trace\x18\t \x01(\x0b\x32\x14.tandem.v1.PageTrace\"F\n\x0c\x41\x62ortRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\" \n\rAbortResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"D\n\x1a\x44\x65\x63odeServiceCancelRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\"0\n\x1b\x44\x65\x63odeServiceCancelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08*\\\n\x0bSegmentKind\x12\x1c\n\x18SEGMENT_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fSEGMENT_KIND_KV\x10\x01\x12\x1a\n\x16SEGMENT_KIND_POSITIONS\x10\x02*_\n\x0cSegmentCheck\x12\x1d\n\x19SEGMENT_CHECK_UNSPECIFIED\x10\x00\x12\x17\n\x13SEGMENT_CHECK_CRC32\x10\x01\x12\x17\n\x13SEGMENT_CHECK_SUM64\x10\x02*\x7f\n\x0cPositionKind\x12\x1d\n\x19POSITION_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16POSITION_KIND_IDENTITY\x10\x01\x12\x18\n\x14POSITION_KIND_SHARED\x10\x02\x12\x1a\n\x16POSITION_KIND_PER_HEAD\x10\x03\x32\xe6\x02\n\rDecodeService\x12@\n\x07Reserve\x12\x19.tandem.v1.ReserveRequest\x1a\x1a.tandem.v1.ReserveResponse\x12=\n\x06\x43ommit\x12\x18.tandem.v1.CommitRequest\x1a\x19.tandem.v1.CommitResponse\x12?\n\x06\x44\x65\x63ode\x12\x18.tandem.v1.DecodeRequest\x1a\x19.tandem.v1.DecodeResponse0\x01\x12:\n\x05\x41\x62ort\x12\x17.tandem.v1.AbortRequest\x1a\x18.tandem.v1.AbortResponse\x12W\n\x06\x43\x61ncel\x12%.tandem.v1.DecodeServiceCancelRequest\x1a&.tandem.v1.DecodeServiceCancelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/tandem/v1/decode.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"\x91\x02\n\x0eReserveRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x13\n\x0bkept_tokens\x18\x04 \x01(\r\x12\x14\n\x0cwhole_layers\x18\x05 \x01(\r\x12\x12\n\nslab_bytes\x18\x06 \x01(\x04\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x14\n\x0cnum_branches\x18\x08 \x01(\r\x12*\n\x07pruning\x18\t \x01(\x0b\x32\x19.tandem.v1.PruningSummary\"i\n\x0fReserveResponse\x12%\n\x05grant\x18\x01 \x01(\x0b\x32\x14.tandem.v1.SlabGrantH\x00\x12%\n\x04\x62usy\x18\x02 \x01(\x0b\x32\x15.tandem.v1.DecodeBusyH\x00\x42\x08\n\x06result\"w\n\tSlabGrant\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x12\n\ntransports\x18\x04 \x03(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\x0c\"4\n\nDecodeBusy\x12\x16\n\x0eretry_after_ms\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"|\n\x07Segment\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.tandem.v1.SegmentKind\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12\r\n\x05\x63rc32\x18\x05 \x01(\x07\x12\r\n\x05sum64\x18\x06 \x01(\x06\">\n\x06Layout\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.tandem.v1.PositionKind\x12\r\n\x05slots\x18\x02 \x01(\r\"\xc3\x03\n\x08Manifest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rnext_position\x18\x04 \x01(\r\x12\x13\n\x0bprompt_hash\x18\x05 \x01(\t\x12*\n\x07pruning\x18\x06 \x01(\x0b\x32\x19.tandem.v1.PruningSummary\x12\"\n\x07layouts\x18\x07 \x03(\x0b\x32\x11.tandem.v1.Layout\x12\x15\n\rlayer_layouts\x18\x08 \x03(\r\x12$\n\x08segments\x18\t \x03(\x0b\x32\x12.tandem.v1.Segment\x12-\n\x0c\x66irst_tokens\x18\n \x03(\x0b\x32\x17.tandem.v1.SampledToken\x12\r\n\x05\x64raws\x18\x0b \x01(\r\x12&\n\x05\x63heck\x18\x0c \x01(\x0e\x32\x17.tandem.v1.SegmentCheck\x12\x1b\n\x13\x66irst_tokens_follow\x18\r \x01(\x08\x12\x13\n\x0bsums_follow\x18\x0e \x01(\x08\"\x81\x01\n\rCommitRequest\x12%\n\x08manifest\x18\x01 \x01(\x0b\x32\x13.tandem.v1.Manifest\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\r\n\x05token\x18\x05 \x01(\x0c\"m\n\x0e\x43ommitResponse\x12%\n\x07\x61\x64opted\x18\x01 \x01(\x0b\x32\x12.tandem.v1.AdoptedH\x00\x12*\n\x08rejected\x18\x02 \x01(\x0b\x32\x16.tandem.v1.ErrorDetailH\x00\x42\x08\n\x06result\",\n\x07\x41\x64opted\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"\x9c\x02\n\rDecodeRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\'\n\x04stop\x18\x05 \x01(\x0b\x32\x19.tandem.v1.StopConditions\x12*\n\x07options\x18\x06 \x01(\x0b\x32\x19.tandem.v1.RequestOptions\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\r\x12\x0f\n\x07grammar\x18\x08 \x01(\t\x12\x16\n\x0e\x65\x61rlier_tokens\x18\t \x03(\r\"\xa0\x01\n\x0e\x44\x65\x63odeResponse\x12-\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.tandem.v1.DecodeAcceptedH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.tandem.v1.TokenBatchH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.tandem.v1.DecodeFinishedH\x00\x42\x07\n\x05\x65vent\"#\n\x0e\x44\x65\x63odeAccepted\x12\x11\n\tworker_id\x18\x01 \x01(\t\"5\n\nTokenBatch\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.tandem.v1.SampledToken\"\xa5\x02\n\x0e\x44\x65\x63odeFinished\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x12\n\nstop_match\x18\x02 \x01(\t\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x61ttended\x18\x04 \x01(\x04\x12\r\n\x05\x64\x65nse\x18\x05 \x01(\x04\x12(\n\x06phases\x18\x06 \x03(\x0b\x32\x18.tandem.v1.PhaseDuration\x12%\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x16.tandem.v1.ErrorDetail\x12%\n\x05pages\x18\x08 \x01(\x0b\x32\x16.tandem.v1.PageSummary\x12#\n\x05trace\x18\t \x01(\x0b\x32\x14.tandem.v1.PageTrace\"F\n\x0c\x41\x62ortRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\" \n\rAbortResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"D\n\x1a\x44\x65\x63odeServiceCancelRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\"0\n\x1b\x44\x65\x63odeServiceCancelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08*\\\n\x0bSegmentKind\x12\x1c\n\x18SEGMENT_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fSEGMENT_KIND_KV\x10\x01\x12\x1a\n\x16SEGMENT_KIND_POSITIONS\x10\x02*_\n\x0cSegmentCheck\x12\x1d\n\x19SEGMENT_CHECK_UNSPECIFIED\x10\x00\x12\x17\n\x13SEGMENT_CHECK_CRC32\x10\x01\x12\x17\n\x13SEGMENT_CHECK_SUM64\x10\x02*\x7f\n\x0cPositionKind\x12\x1d\n\x19POSITION_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16POSITION_KIND_IDENTITY\x10\x01\x12\x18\n\x14POSITION_KIND_SHARED\x10\x02\x12\x1a\n\x16POSITION_KIND_PER_HEAD\x10\x03\x32\xe6\x02\n\rDecodeService\x12@\n\x07Reserve\x12\x19.tandem.v1.ReserveRequest\x1a\x1a.tandem.v1.ReserveResponse\x12=\n\x06\x43ommit\x12\x18.tandem.v1.CommitRequest\x1a\x19.tandem.v1.CommitResponse\x12?\n\x06\x44\x65\x63ode\x12\x18.tandem.v1.DecodeRequest\x1a\x19.tandem.v1.DecodeResponse0\x01\x12:\n\x05\x41\x62ort\x12\x17.tandem.v1.AbortRequest\x1a\x18.tandem.v1.AbortResponse\x12W\n\x06\x43\x61ncel\x12%.tandem.v1.DecodeServiceCancelRequest\x1a&.tandem.v1.DecodeServiceCancelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tandem.v1.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SEGMENTKIND']._serialized_start=2609
-  _globals['_SEGMENTKIND']._serialized_end=2701
-  _globals['_SEGMENTCHECK']._serialized_start=2703
-  _globals['_SEGMENTCHECK']._serialized_end=2798
-  _globals['_POSITIONKIND']._serialized_start=2800
-  _globals['_POSITIONKIND']._serialized_end=2927
+  _globals['_SEGMENTKIND']._serialized_start=2630
+  _globals['_SEGMENTKIND']._serialized_end=2722
+  _globals['_SEGMENTCHECK']._serialized_start=2724
+  _globals['_SEGMENTCHECK']._serialized_end=2819
+  _globals['_POSITIONKIND']._serialized_start=2821
+  _globals['_POSITIONKIND']._serialized_end=2948
   _globals['_RESERVEREQUEST']._serialized_start=76
   _globals['_RESERVEREQUEST']._serialized_end=349
   _globals['_RESERVERESPONSE']._serialized_start=351
@@ -51,31 +51,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LAYOUT']._serialized_start=759
   _globals['_LAYOUT']._serialized_end=821
   _globals['_MANIFEST']._serialized_start=824
-  _globals['_MANIFEST']._serialized_end=1254
-  _globals['_COMMITREQUEST']._serialized_start=1257
-  _globals['_COMMITREQUEST']._serialized_end=1386
-  _globals['_COMMITRESPONSE']._serialized_start=1388
-  _globals['_COMMITRESPONSE']._serialized_end=1497
-  _globals['_ADOPTED']._serialized_start=1499
-  _globals['_ADOPTED']._serialized_end=1543
-  _globals['_DECODEREQUEST']._serialized_start=1546
-  _globals['_DECODEREQUEST']._serialized_end=1830
-  _globals['_DECODERESPONSE']._serialized_start=1833
-  _globals['_DECODERESPONSE']._serialized_end=1993
-  _globals['_DECODEACCEPTED']._serialized_start=1995
-  _globals['_DECODEACCEPTED']._serialized_end=2030
-  _globals['_TOKENBATCH']._serialized_start=2032
-  _globals['_TOKENBATCH']._serialized_end=2085
-  _globals['_DECODEFINISHED']._serialized_start=2088
-  _globals['_DECODEFINISHED']._serialized_end=2381
-  _globals['_ABORTREQUEST']._serialized_start=2383
-  _globals['_ABORTREQUEST']._serialized_end=2453
-  _globals['_ABORTRESPONSE']._serialized_start=2455
-  _globals['_ABORTRESPONSE']._serialized_end=2487
-  _globals['_DECODESERVICECANCELREQUEST']._serialized_start=2489
-  _globals['_DECODESERVICECANCELREQUEST']._serialized_end=2557
-  _globals['_DECODESERVICECANCELRESPONSE']._serialized_start=2559
-  _globals['_DECODESERVICECANCELRESPONSE']._serialized_end=2607
-  _globals['_DECODESERVICE']._serialized_start=2930
-  _globals['_DECODESERVICE']._serialized_end=3288
+  _globals['_MANIFEST']._serialized_end=1275
+  _globals['_COMMITREQUEST']._serialized_start=1278
+  _globals['_COMMITREQUEST']._serialized_end=1407
+  _globals['_COMMITRESPONSE']._serialized_start=1409
+  _globals['_COMMITRESPONSE']._serialized_end=1518
+  _globals['_ADOPTED']._serialized_start=1520
+  _globals['_ADOPTED']._serialized_end=1564
+  _globals['_DECODEREQUEST']._serialized_start=1567
+  _globals['_DECODEREQUEST']._serialized_end=1851
+  _globals['_DECODERESPONSE']._serialized_start=1854
+  _globals['_DECODERESPONSE']._serialized_end=2014
+  _globals['_DECODEACCEPTED']._serialized_start=2016
+  _globals['_DECODEACCEPTED']._serialized_end=2051
+  _globals['_TOKENBATCH']._serialized_start=2053
+  _globals['_TOKENBATCH']._serialized_end=2106
+  _globals['_DECODEFINISHED']._serialized_start=2109
+  _globals['_DECODEFINISHED']._serialized_end=2402
+  _globals['_ABORTREQUEST']._serialized_start=2404
+  _globals['_ABORTREQUEST']._serialized_end=2474
+  _globals['_ABORTRESPONSE']._serialized_start=2476
+  _globals['_ABORTRESPONSE']._serialized_end=2508
+  _globals['_DECODESERVICECANCELREQUEST']._serialized_start=2510
+  _globals['_DECODESERVICECANCELREQUEST']._serialized_end=2578
+  _globals['_DECODESERVICECANCELRESPONSE']._serialized_start=2580
+  _globals['_DECODESERVICECANCELRESPONSE']._serialized_end=2628
+  _globals['_DECODESERVICE']._serialized_start=2951
+  _globals['_DECODESERVICE']._serialized_end=3309
 # @@protoc_insertion_point(module_scope)

@@ -350,6 +350,7 @@ class Manifest(_message.Message):
     DRAWS_FIELD_NUMBER: _builtins.int
     CHECK_FIELD_NUMBER: _builtins.int
     FIRST_TOKENS_FOLLOW_FIELD_NUMBER: _builtins.int
+    SUMS_FOLLOW_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Original prompt length L."""
     next_position: _builtins.int
@@ -363,6 +364,10 @@ class Manifest(_message.Message):
     first_tokens_follow: _builtins.bool
     """The cache was complete before its first tokens were drawn, and nobody waited for them: Decode brings each. Should none be
     drawn, an abort follows.
+    """
+    sums_follow: _builtins.bool
+    """The segments carry no sums yet: the end of the lane that they are written through brings them (`LaneEnd.sums`), to a worker
+    that takes them there (`LaneOpened.takes_sums`). The commit waits for as long as its lease is renewed.
     """
     @_builtins.property
     def handoff(self) -> _common_pb2.HandoffKey:
@@ -408,10 +413,11 @@ class Manifest(_message.Message):
         draws: _builtins.int = ...,
         check: Global___SegmentCheck.ValueType = ...,
         first_tokens_follow: _builtins.bool = ...,
+        sums_follow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "model", b"model", "pruning", b"pruning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "draws", b"draws", "first_tokens", b"first_tokens", "first_tokens_follow", b"first_tokens_follow", "handoff", b"handoff", "layer_layouts", b"layer_layouts", "layouts", b"layouts", "model", b"model", "next_position", b"next_position", "prompt_hash", b"prompt_hash", "prompt_tokens", b"prompt_tokens", "pruning", b"pruning", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "draws", b"draws", "first_tokens", b"first_tokens", "first_tokens_follow", b"first_tokens_follow", "handoff", b"handoff", "layer_layouts", b"layer_layouts", "layouts", b"layouts", "model", b"model", "next_position", b"next_position", "prompt_hash", b"prompt_hash", "prompt_tokens", b"prompt_tokens", "pruning", b"pruning", "segments", b"segments", "sums_follow", b"sums_follow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

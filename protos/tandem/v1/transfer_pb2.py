@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.tandem.v1 import common_pb2 as protos_dot_tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/tandem/v1/transfer.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"\x7f\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x1f\n\x05place\x18\x04 \x01(\x0b\x32\x10.tandem.v1.Place\"\xd6\x01\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x63redits\x18\x04 \x01(\r\x12\x17\n\x0fmax_chunk_bytes\x18\x05 \x01(\r\x12*\n\x06\x64irect\x18\x06 \x03(\x0b\x32\x1a.tandem.v1.DirectTransport\x12\x1f\n\x05place\x18\x07 \x01(\x0b\x32\x10.tandem.v1.Place\"4\n\x0f\x44irectTransport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"\x1c\n\x0bPushRequest\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\"p\n\x0cPushResponse\x12\x0f\n\x07\x63redits\x18\x01 \x01(\r\x12\x15\n\rwritten_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x64rained\x18\x03 \x01(\x08\x12\'\n\x07refused\x18\x04 \x01(\x0b\x32\x16.tandem.v1.ErrorDetail\"Y\n\rAttachRequest\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"\"\n\x0e\x41ttachResponse\x12\x10\n\x08metadata\x18\x01 \x01(\x0c\"\xb8\x01\n\x0bLaneRequest\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.tandem.v1.LaneOpenH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.tandem.v1.LaneHeartbeatH\x00\x12!\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x12.tandem.v1.LaneEndH\x00\x12)\n\x07\x64rained\x18\x04 \x01(\x0b\x32\x16.tandem.v1.LaneDrainedH\x00\x42\x07\n\x05\x65vent\"?\n\x08LaneOpen\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"!\n\rLaneHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"(\n\x07LaneEnd\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\r\n\x0bLaneDrained\"\xbd\x01\n\x0cLaneResponse\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.tandem.v1.LaneOpenedH\x00\x12+\n\x08progress\x18\x02 \x01(\x0b\x32\x17.tandem.v1.LaneProgressH\x00\x12#\n\x04\x64one\x18\x03 \x01(\x0b\x32\x13.tandem.v1.LaneDoneH\x00\x12)\n\x07refused\x18\x04 \x01(\x0b\x32\x16.tandem.v1.ErrorDetailH\x00\x42\x07\n\x05\x65vent\"[\n\nLaneOpened\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63redits\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\r\"1\n\x0cLaneProgress\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x04\x12\x11\n\theartbeat\x18\x02 \x01(\x04\")\n\x08LaneDone\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\"\n\x10OpenProbeRequest\x12\x0e\n\x06length\x18\x01 \x01(\r\"k\n\x11OpenProbeResponse\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\r\n\x05token\x18\x05 \x01(\x0c\"D\n\x11\x43loseProbeRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x01(\x0c\"#\n\x12\x43loseProbeResponse\x12\r\n\x05\x63rc32\x18\x01 \x01(\x07\x32\x99\x03\n\x0fTransferService\x12:\n\x05Hello\x12\x17.tandem.v1.HelloRequest\x1a\x18.tandem.v1.HelloResponse\x12;\n\x04Push\x12\x16.tandem.v1.PushRequest\x1a\x17.tandem.v1.PushResponse(\x01\x30\x01\x12=\n\x06\x41ttach\x12\x18.tandem.v1.AttachRequest\x1a\x19.tandem.v1.AttachResponse\x12;\n\x04Lane\x12\x16.tandem.v1.LaneRequest\x1a\x17.tandem.v1.LaneResponse(\x01\x30\x01\x12\x46\n\tOpenProbe\x12\x1b.tandem.v1.OpenProbeRequest\x1a\x1c.tandem.v1.OpenProbeResponse\x12I\n\nCloseProbe\x12\x1c.tandem.v1.CloseProbeRequest\x1a\x1d.tandem.v1.CloseProbeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/tandem/v1/transfer.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"\x7f\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x1f\n\x05place\x18\x04 \x01(\x0b\x32\x10.tandem.v1.Place\"\xd6\x01\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\'\n\x05model\x18\x02 \x01(\x0b\x32\x18.tandem.v1.ModelIdentity\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x63redits\x18\x04 \x01(\r\x12\x17\n\x0fmax_chunk_bytes\x18\x05 \x01(\r\x12*\n\x06\x64irect\x18\x06 \x03(\x0b\x32\x1a.tandem.v1.DirectTransport\x12\x1f\n\x05place\x18\x07 \x01(\x0b\x32\x10.tandem.v1.Place\"4\n\x0f\x44irectTransport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"\x1c\n\x0bPushRequest\x12\r\n\x05\x66rame\x18\x01 \x01(\x0c\"p\n\x0cPushResponse\x12\x0f\n\x07\x63redits\x18\x01 \x01(\r\x12\x15\n\rwritten_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x64rained\x18\x03 \x01(\x08\x12\'\n\x07refused\x18\x04 \x01(\x0b\x32\x16.tandem.v1.ErrorDetail\"Y\n\rAttachRequest\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"\"\n\x0e\x41ttachResponse\x12\x10\n\x08metadata\x18\x01 \x01(\x0c\"\xb8\x01\n\x0bLaneRequest\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.tandem.v1.LaneOpenH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.tandem.v1.LaneHeartbeatH\x00\x12!\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x12.tandem.v1.LaneEndH\x00\x12)\n\x07\x64rained\x18\x04 \x01(\x0b\x32\x16.tandem.v1.LaneDrainedH\x00\x42\x07\n\x05\x65vent\"?\n\x08LaneOpen\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"!\n\rLaneHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"6\n\x07LaneEnd\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04sums\x18\x03 \x03(\x06\"\r\n\x0bLaneDrained\"\xbd\x01\n\x0cLaneResponse\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.tandem.v1.LaneOpenedH\x00\x12+\n\x08progress\x18\x02 \x01(\x0b\x32\x17.tandem.v1.LaneProgressH\x00\x12#\n\x04\x64one\x18\x03 \x01(\x0b\x32\x13.tandem.v1.LaneDoneH\x00\x12)\n\x07refused\x18\x04 \x01(\x0b\x32\x16.tandem.v1.ErrorDetailH\x00\x42\x07\n\x05\x65vent\"o\n\nLaneOpened\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63redits\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\r\x12\x12\n\ntakes_sums\x18\x06 \x01(\x08\"1\n\x0cLaneProgress\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x04\x12\x11\n\theartbeat\x18\x02 \x01(\x04\")\n\x08LaneDone\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\"\n\x10OpenProbeRequest\x12\x0e\n\x06length\x18\x01 \x01(\r\"k\n\x11OpenProbeResponse\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\r\n\x05token\x18\x05 \x01(\x0c\"D\n\x11\x43loseProbeRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x01(\x0c\"#\n\x12\x43loseProbeResponse\x12\r\n\x05\x63rc32\x18\x01 \x01(\x07\x32\x99\x03\n\x0fTransferService\x12:\n\x05Hello\x12\x17.tandem.v1.HelloRequest\x1a\x18.tandem.v1.HelloResponse\x12;\n\x04Push\x12\x16.tandem.v1.PushRequest\x1a\x17.tandem.v1.PushResponse(\x01\x30\x01\x12=\n\x06\x41ttach\x12\x18.tandem.v1.AttachRequest\x1a\x19.tandem.v1.AttachResponse\x12;\n\x04Lane\x12\x16.tandem.v1.LaneRequest\x1a\x17.tandem.v1.LaneResponse(\x01\x30\x01\x12\x46\n\tOpenProbe\x12\x1b.tandem.v1.OpenProbeRequest\x1a\x1c.tandem.v1.OpenProbeResponse\x12I\n\nCloseProbe\x12\x1c.tandem.v1.CloseProbeRequest\x1a\x1d.tandem.v1.CloseProbeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,25 +53,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LANEHEARTBEAT']._serialized_start=1000
   _globals['_LANEHEARTBEAT']._serialized_end=1033
   _globals['_LANEEND']._serialized_start=1035
-  _globals['_LANEEND']._serialized_end=1075
-  _globals['_LANEDRAINED']._serialized_start=1077
-  _globals['_LANEDRAINED']._serialized_end=1090
-  _globals['_LANERESPONSE']._serialized_start=1093
-  _globals['_LANERESPONSE']._serialized_end=1282
-  _globals['_LANEOPENED']._serialized_start=1284
-  _globals['_LANEOPENED']._serialized_end=1375
-  _globals['_LANEPROGRESS']._serialized_start=1377
-  _globals['_LANEPROGRESS']._serialized_end=1426
-  _globals['_LANEDONE']._serialized_start=1428
-  _globals['_LANEDONE']._serialized_end=1469
-  _globals['_OPENPROBEREQUEST']._serialized_start=1471
-  _globals['_OPENPROBEREQUEST']._serialized_end=1505
-  _globals['_OPENPROBERESPONSE']._serialized_start=1507
-  _globals['_OPENPROBERESPONSE']._serialized_end=1614
-  _globals['_CLOSEPROBEREQUEST']._serialized_start=1616
-  _globals['_CLOSEPROBEREQUEST']._serialized_end=1684
-  _globals['_CLOSEPROBERESPONSE']._serialized_start=1686
-  _globals['_CLOSEPROBERESPONSE']._serialized_end=1721
-  _globals['_TRANSFERSERVICE']._serialized_start=1724
-  _globals['_TRANSFERSERVICE']._serialized_end=2133
+  _globals['_LANEEND']._serialized_end=1089
+  _globals['_LANEDRAINED']._serialized_start=1091
+  _globals['_LANEDRAINED']._serialized_end=1104
+  _globals['_LANERESPONSE']._serialized_start=1107
+  _globals['_LANERESPONSE']._serialized_end=1296
+  _globals['_LANEOPENED']._serialized_start=1298
+  _globals['_LANEOPENED']._serialized_end=1409
+  _globals['_LANEPROGRESS']._serialized_start=1411
+  _globals['_LANEPROGRESS']._serialized_end=1460
+  _globals['_LANEDONE']._serialized_start=1462
+  _globals['_LANEDONE']._serialized_end=1503
+  _globals['_OPENPROBEREQUEST']._serialized_start=1505
+  _globals['_OPENPROBEREQUEST']._serialized_end=1539
+  _globals['_OPENPROBERESPONSE']._serialized_start=1541
+  _globals['_OPENPROBERESPONSE']._serialized_end=1648
+  _globals['_CLOSEPROBEREQUEST']._serialized_start=1650
+  _globals['_CLOSEPROBEREQUEST']._serialized_end=1718
+  _globals['_CLOSEPROBERESPONSE']._serialized_start=1720
+  _globals['_CLOSEPROBERESPONSE']._serialized_end=1755
+  _globals['_TRANSFERSERVICE']._serialized_start=1758
+  _globals['_TRANSFERSERVICE']._serialized_end=2167
 # @@protoc_insertion_point(module_scope)

@@ -274,7 +274,7 @@ class LaneRequest(_message.Message):
 
     @_builtins.property
     def end(self) -> Global___LaneEnd:
-        """Everything was written; last message of a transfer that succeeds."""
+        """Everything was written, or is on its way where it brings sums; last message of a transfer that succeeds."""
 
     @_builtins.property
     def drained(self) -> Global___LaneDrained:
@@ -358,19 +358,27 @@ class LaneEnd(_message.Message):
 
     CHUNKS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
     chunks: _builtins.int
-    """Chunks written."""
+    """Chunks written, or all that will have been."""
     bytes: _builtins.int
     """Their bytes."""
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Weighted sums of the segments, in the manifest's order, which its commit said would follow. Said with the last writes maybe
+        still under way: the receiver waits for their notices. Only to who takes sums.
+        """
+
     def __init__(
         self,
         *,
         chunks: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        sums: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "chunks", b"chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "chunks", b"chunks", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -448,6 +456,7 @@ class LaneOpened(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     CREDITS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    TAKES_SUMS_FIELD_NUMBER: _builtins.int
     address: _builtins.int
     """Address of its first byte in the receiver's memory."""
     length: _builtins.int
@@ -458,6 +467,8 @@ class LaneOpened(_message.Message):
     """Chunks that may be written and not yet counted."""
     device: _builtins.int
     """Ordinal of the GPU whose memory it is, in the receiver's process; 0 for memory of the host."""
+    takes_sums: _builtins.bool
+    """Whether an end may bring sums, and be said while the last writes are under way."""
     def __init__(
         self,
         *,
@@ -466,10 +477,11 @@ class LaneOpened(_message.Message):
         key: _builtins.bytes = ...,
         credits: _builtins.int = ...,
         device: _builtins.int = ...,
+        takes_sums: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "credits", b"credits", "device", b"device", "key", b"key", "length", b"length"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "credits", b"credits", "device", b"device", "key", b"key", "length", b"length", "takes_sums", b"takes_sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

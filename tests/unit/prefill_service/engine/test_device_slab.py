@@ -5,6 +5,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -289,3 +290,38 @@ async def test_a_first_sum_is_computed_before_prompts_come(
     tiny_model: Transformer, executor: ThreadPoolExecutor
 ) -> None:
     slabs_of(tiny_model, executor, nbytes=1 << 16).warm_up()
+
+
+async def test_what_is_foretold_is_what_is_promised_in_the_end(
+    tiny_model: Transformer, executor: ThreadPoolExecutor
+) -> None:
+    plan = plan_for(tiny_model)
+    slab = await slabs_of(tiny_model, executor, nbytes=2 * plan.slab.total_bytes).make(plan)
+    request = request_of(plan.prompt_tokens)
+    parcel = Parcel(request, plan=plan, slab=slab, model=MODEL)
+    parcel.prepare()
+    foretold = parcel.foretold(request.key)
+    assert foretold is not None
+    telling = asyncio.ensure_future(foretold.manifest())
+    await asyncio.sleep(0)
+    assert not telling.done(), "nothing is written yet"
+    await asyncio.to_thread(run, tiny_model, plan, slab)
+    ahead, sums = await telling, await foretold.sums()
+    whole = await parcel.manifest(request.key, check=SegmentCheck.SUM64)
+    assert (ahead.sums_follow, whole.sums_follow) == (True, False)
+    assert not any(segment.sum64 for segment in ahead.segments)
+    found = zip(ahead.segments, sums, strict=True)
+    segments = tuple(replace(segment, sum64=total) for segment, total in found)
+    assert replace(ahead, segments=segments, sums_follow=False) == whole
+
+
+async def test_nothing_is_foretold_of_a_count_that_the_scores_settle_or_of_host_memory(
+    tiny_model: Transformer, executor: ThreadPoolExecutor
+) -> None:
+    mass, rate = plan_for(tiny_model, MASS), plan_for(tiny_model)
+    slab = await slabs_of(tiny_model, executor, nbytes=2 * mass.slab.total_bytes).make(mass)
+    host = host_slab(rate.slab, geometry=rate.geometry, executor=executor)
+    for plan, where in ((mass, slab), (rate, host)):
+        request = request_of(plan.prompt_tokens)
+        parcel = Parcel(request, plan=plan, slab=where, model=MODEL)
+        assert parcel.foretold(request.key) is None

@@ -1,6 +1,7 @@
 """What a traced prompt notes of its way: blocks by layer, pushes, the end; bounded."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -59,6 +60,8 @@ class Sink:
     fails: bool = False
     aborted: bool = False
 
+    takes_sums: bool = False
+
     async def open(self, *, address: str, grant: Grant) -> None:
         assert address == "h:1"
         assert grant.slot == 2
@@ -69,7 +72,8 @@ class Sink:
         assert not isinstance(data, MemoryPart)
         self.taken.append(bytes(data))
 
-    async def seal(self) -> TransferStats:
+    async def seal(self, *, sums: Sequence[int] = ()) -> TransferStats:
+        assert not sums
         return TransferStats(bytes=sum(map(len, self.taken)), seconds=1.0)
 
     async def abort(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc.aio
 import pytest
@@ -12,11 +13,13 @@ from prefill_service.rpc import decode_client
 from prefill_service.rpc.decode_client import DecodeClient
 from protos.tandem.v1 import decode_pb2, decode_pb2_grpc
 from shared.errors import DeadlineError, HandoffError, StaleWriteError, UnavailableError
+from shared.model.transformer import Transformer
 from shared.rpc.server import build_server
 from shared.transport.base import Grant
 from shared.types.handoff import HandoffKey
 from shared.types.model_identity import ModelIdentity
 from tests.support.decode_peer import DecodePeer
+from tests.support.prefill_peer import prepare
 
 MODEL = ModelIdentity(
     name="m", model_hash="h", dtype="float32", num_layers=6, num_kv_heads=2, head_dim=16, rope="r"
@@ -136,4 +139,23 @@ async def test_channels_are_bounded(peer: DecodePeer, monkeypatch: pytest.Monkey
             await client.abort(Target("x", f"127.0.0.1:{port}"), key=HandoffKey("h"), reason="t")
     assert await client.abort(Target("d0", peer.address), key=HandoffKey("h"), reason="t")
     assert len(client._channels) == 2
+    await client.close()
+
+
+async def test_only_a_commit_whose_sums_follow_waits_without_a_bound(
+    silent: tuple[Silent, Target], tiny_model: Transformer
+) -> None:
+    manifest = prepare(tiny_model).manifest
+    client = DecodeClient(model=MODEL, timeout_s=0.05)
+    grant = Grant(slot=0, generation=1)
+    with pytest.raises(DeadlineError):
+        await client.commit(silent[1], manifest=manifest, grant=grant, prompt_token_ids=())
+    ahead = replace(manifest, sums_follow=True)
+    call = client.commit(silent[1], manifest=ahead, grant=grant, prompt_token_ids=())
+    waiting = asyncio.ensure_future(call)
+    done, _ = await asyncio.wait({waiting}, timeout=0.2)
+    assert not done
+    silent[0].answer.set()
+    with pytest.raises(HandoffError, match="nothing this version knows"):
+        await waiting
     await client.close()
