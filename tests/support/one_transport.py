@@ -1,5 +1,6 @@
 """Pools of workers whose KV goes by one transport alone, and what NIXL holds in them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from decode_service.engine.handoffs import Reservation
 from shared.transport.nixl import STAGED_CHUNKS, NixlTransport
 from shared.transport.nixl_receiver import NixlReceiver
 from shared.types.handoff import HandoffState
+from shared.types.kv_manifest import KvManifest
 from tests.support.gates import GatedSteps
 from tests.support.pools import Pool, running_pool
 from tests.support.waiting import until
@@ -110,6 +112,22 @@ def gated_steps(pool: Pool) -> GatedSteps:
     steps = GatedSteps(engine._runner)
     engine._runner = steps
     return steps
+
+
+def held_commits(pool: Pool) -> asyncio.Event:
+    """Keeps commits on their way to the only decode worker of this process until it is set.
+
+    A commit may leave before the push is sealed, so that SEALED lasts only where none arrives.
+    """
+    worker = pool.decodes[0].core.worker
+    commit, arrive = worker.commit, asyncio.Event()
+
+    async def held(manifest: KvManifest, **grant: Any) -> Reservation:
+        await arrive.wait()
+        return await commit(manifest, **grant)
+
+    worker.commit = held  # type: ignore[method-assign]
+    return arrive
 
 
 OVER_GRPC = Way(name="grpc", pool=running_pool, settings={})
