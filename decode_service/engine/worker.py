@@ -165,7 +165,8 @@ class DecodeWorker:
     async def decode(self, call: DecodeCall) -> Generation:
         """Starts a generation; the caller reads its stream to the ending or cancels it.
 
-        Waits a bounded time for a commit that is under way. A call that is refused after its
+        Waits a bounded time for KV that is on its way: a gateway calls as soon as it knows who will
+        get it. A call that is refused after its
         commit, or given up while it waits, ends its branch, and with the last one the handoff:
         nobody else will ask for it.
 
@@ -175,8 +176,7 @@ class DecodeWorker:
             ConfigError: a page policy whose parameters do not fit this model.
             DeadlineError: no time is left.
         """
-        submitted_at = self._clock()
-        deadline = None if call.deadline_s is None else submitted_at + call.deadline_s
+        deadline = None if call.deadline_s is None else self._clock() + call.deadline_s
         granted = self.table.find(call.handoff)
         try:
             check_call(call, branches=granted.branches.count, vocab_size=self._settings.vocab_size)
@@ -192,7 +192,7 @@ class DecodeWorker:
                 num_layers=self._settings.capacity.identity.num_layers,
             )
             row = self._make_row(
-                call, granted, matcher, sparsity, submitted_at=submitted_at, deadline=deadline
+                call, granted, matcher, sparsity, submitted_at=self._clock(), deadline=deadline
             )
         except (asyncio.CancelledError, ConfigError, InvalidRequestError, DeadlineError):
             self.table.give_up(call.handoff, call.branch)
