@@ -83,7 +83,7 @@ class Attempt:
         self._pruning = "not known"
         self._decoding = False
         self._early = EarlyCalls()
-        self._accepted: set[int] = set()
+        self._running: set[int] = set()
         self._complete: set[int] = set()
         self.blamed: Target = pair.prefill
 
@@ -173,8 +173,7 @@ class Attempt:
                                 for branch in range(state.job.branches):
                                     yield state.finish(branch)
                                 return
-                        if event.target is not None:
-                            self._call_early(event.target)
+                        self._call_early(event.target)
                     case Sealed():
                         self._take_sealed(event)
                         await _read_out(events)
@@ -190,7 +189,7 @@ class Attempt:
                     async for event in events:
                         yield event
             except RESENDABLE as error:
-                if self._accepted:
+                if self._running:
                     raise
                 await self._resend(error)
             else:
@@ -206,14 +205,16 @@ class Attempt:
             async for event in events:
                 match event:
                     case DecodeAccepted():
-                        self._taken_over(target, branch)
+                        pass  # it may have said so long ago: a token is what shows that it decodes
                     case Tokens():
+                        self._taken_over(target, branch)
                         yield self._state.take_more(branch, event.tokens)
                         if self._state.answers[branch].reason is not None:
                             await self._await_end(events, branch)
                             yield self._state.finish(branch)
                             return
                     case DecodeFinished():
+                        self._taken_over(target, branch)
                         self._complete.add(branch)
                         yield self._state.decoded(branch, event)
                         await _read_out(events)
@@ -221,7 +222,10 @@ class Attempt:
                         return
         raise UnavailableError("the decode worker ended its stream too early: it is stopping")
 
-    def _call_early(self, target: Target) -> None:
+    def _call_early(self, target: Target | None) -> None:
+        """Calls who will get the KV, if that is known: the call waits there."""
+        if target is None:
+            return
         branches = range(self._state.job.branches)
         self._early = EarlyCalls(target, [self._call(target, branch) for branch in branches])
 
@@ -282,8 +286,8 @@ class Attempt:
         return tokens
 
     @property
-    def _all_accepted(self) -> bool:
-        return len(self._accepted) == self._state.job.branches
+    def _all_running(self) -> bool:
+        return len(self._running) == self._state.job.branches
 
     def _started(self, event: PrefillStarted) -> None:
         self._state.started(event)
@@ -312,10 +316,12 @@ class Attempt:
         self._heartbeat = self._services.background.spawn(self._renew(event), name="renew")
 
     def _taken_over(self, target: Target, branch: int) -> None:
-        """Every branch has its row: nothing will ask the prefill worker for the KV again."""
-        self._accepted.add(branch)
+        """Once every branch runs, nothing will ask the prefill worker for the KV again."""
+        if branch in self._running:
+            return
+        self._running.add(branch)
         self._services.workers.succeeded(target.worker_id)
-        if not self._all_accepted:
+        if not self._all_running:
             return
         self._stop_heartbeat()
         self._services.background.spawn(
@@ -336,7 +342,7 @@ class Attempt:
 
     def _abandon(self) -> None:
         services = self._services
-        if not self._all_accepted:
+        if not self._all_running:
             services.background.spawn(
                 services.prefill.cancel(self._pair.prefill.address, self._prefill_key),
                 name="cancel prefill",
@@ -349,7 +355,7 @@ class Attempt:
         decode, background = self._services.decode, self._services.background
         if self._decoding:
             background.spawn(decode.cancel(target.address, key), name="cancel decode")
-        if not self._all_accepted:
+        if not self._all_running:
             abort = decode.abort(target.address, key, reason="request is over")
             background.spawn(abort, name="abort decode")
 

@@ -34,9 +34,7 @@ class EarlyCalls:
         streams: their events, by branch; the calls are made at once.
     """
 
-    def __init__(
-        self, target: Target | None = None, streams: Sequence[DecodeStream] = ()
-    ) -> None:
+    def __init__(self, target: Target | None = None, streams: Sequence[DecodeStream] = ()) -> None:
         self.target = target
         self._calls = {branch: _EarlyCall(stream) for branch, stream in enumerate(streams)}
 

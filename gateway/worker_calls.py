@@ -7,9 +7,7 @@ from gateway.run_state import RunState
 from shared.types.handoff import HandoffKey
 
 
-def prefill_call(
-    state: RunState, *, handoff: HandoffKey, targets: Sequence[Target]
-) -> PrefillCall:
+def prefill_call(state: RunState, *, handoff: HandoffKey, targets: Sequence[Target]) -> PrefillCall:
     """To read the prompt, and in a replay the answer so far with it.
 
     Args:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from decode_service.engine.handoffs import Reservation
+from gateway.attempt import Attempt
 from shared.transport.nixl import STAGED_CHUNKS, NixlTransport
 from shared.transport.nixl_receiver import NixlReceiver
 from shared.types.handoff import HandoffState
@@ -128,6 +131,11 @@ def held_commits(pool: Pool) -> asyncio.Event:
 
     worker.commit = held  # type: ignore[method-assign]
     return arrive
+
+
+def asked_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode workers are called once they have the KV, as behind older prefill workers."""
+    monkeypatch.setattr(Attempt, "_call_early", lambda _attempt, _target: None)
 
 
 OVER_GRPC = Way(name="grpc", pool=running_pool, settings={})
