@@ -243,6 +243,10 @@ async def test_gateway(tiny_model_dir: Path, profile: Path, children: Any, where
                     await until(lambda: states(pool) == [HandoffState.STREAMING])
                 else:
                     await until(lambda: gate.reached)
+                if where == "decode":
+                    # It has passed tokens on, and let go of the KV that a second one would need.
+                    engine = pool.prefills[0].engine
+                    await until(lambda: engine._idle.is_set() and not engine.load().held_handoffs)
                 victim.kill()
                 with pytest.raises(httpx.TransportError):
                     await asked
