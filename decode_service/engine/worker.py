@@ -18,6 +18,7 @@ from decode_service.engine.engine import DecodeEngine
 from decode_service.engine.handoffs import AdoptedKv, Busy, Reservation, ReserveSpec
 from decode_service.engine.intake import Intake
 from decode_service.engine.reservations import BEFORE_COMMIT, ReservationTable
+from decode_service.engine.rows_to_come import RowsToCome
 from decode_service.engine.scheduler import Row
 from decode_service.engine.sequence import Sequence
 from decode_service.engine.stop import StopTracker, StopVerdict
@@ -100,6 +101,7 @@ class DecodeWorker:
         settings: sizes and profile.
         observer: hears of endings.
         on_start: told of every answer that joins the batch.
+        rows_to_come: told of commits under way.
         clock: monotonic seconds.
     """
 
@@ -114,6 +116,7 @@ class DecodeWorker:
         settings: WorkerSettings,
         observer: WorkerObserver,
         on_start: Callable[[Sequence], None],
+        rows_to_come: RowsToCome,
         clock: Callable[[], float],
     ) -> None:
         self.table = table
@@ -124,6 +127,7 @@ class DecodeWorker:
         self._settings = settings
         self._observer = observer
         self._on_start = on_start
+        self._rows_to_come = rows_to_come
         self._clock = clock
         self._generations: dict[HandoffKey, dict[int, Generation]] = {}
 
@@ -150,9 +154,10 @@ class DecodeWorker:
     ) -> Reservation:
         """Adopts a landed KV cache; see `Intake.commit` for its errors."""
         try:
-            granted = await self.intake.commit(
-                manifest, slot=slot, generation=generation, prompt_ids=prompt_ids, token=token
-            )
+            with self._rows_to_come.expected():
+                granted = await self.intake.commit(
+                    manifest, slot=slot, generation=generation, prompt_ids=prompt_ids, token=token
+                )
         except TandemError as error:
             _log.warning(
                 "commit refused", handoff_id=manifest.handoff.handoff_id, why=error.message
