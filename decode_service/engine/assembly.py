@@ -110,7 +110,6 @@ def build_core(
         on_step=recorder.step_done,
     )
     table = _table(config, memory)
-    vocab_size = loaded.model.config.vocab_size
     tokenizer = Tokenizer.from_folder(loaded.folder)
     grammars = GrammarCompiler(tokenizer, on_compiled=recorder.grammar_compiled)
     worker = DecodeWorker(
@@ -119,13 +118,7 @@ def build_core(
         engine=engine,
         tokenizer=tokenizer,
         grammars=grammars,
-        settings=WorkerSettings(
-            capacity=memory.capacity,
-            sparsity=loaded.profile.sparsity,
-            vocab_size=vocab_size,
-            commit_wait_s=config.commit_wait_s,
-            stream_queue_tokens=config.stream_queue_tokens,
-        ),
+        settings=_settings(config, loaded, memory),
         observer=recorder,
         on_start=slow_rows.begun,
         rows_to_come=rows_to_come,
@@ -138,6 +131,16 @@ def build_core(
         worker=worker,
         grammars=grammars,
         slow_rows=slow_rows,
+    )
+
+
+def _settings(config: DecodeConfig, loaded: LoadedModel, memory: WorkerMemory) -> WorkerSettings:
+    return WorkerSettings(
+        capacity=memory.capacity,
+        sparsity=loaded.profile.sparsity,
+        vocab_size=loaded.model.config.vocab_size,
+        commit_wait_s=config.commit_wait_s,
+        stream_queue_tokens=config.stream_queue_tokens,
     )
 
 
