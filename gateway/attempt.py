@@ -11,37 +11,30 @@ from gateway.background import Background
 from gateway.clients.decode import DecodeClient
 from gateway.clients.events import (
     DecodeAccepted,
-    DecodeCall,
     DecodeEvent,
     DecodeFinished,
     FirstTokens,
-    PrefillCall,
     PrefillStarted,
     Sealed,
     Target,
     Tokens,
 )
 from gateway.clients.prefill import PrefillClient
+from gateway.early_calls import RESENDABLE, DecodeStream, EarlyCalls
 from gateway.job import Event
 from gateway.local_prefill import Router
 from gateway.merge import merged
 from gateway.prober import Prober
 from gateway.run_state import RunState
+from gateway.worker_calls import decode_call, prefill_call
 from gateway.workers import Pair, Workers
-from shared.errors import (
-    HandoffError,
-    InternalError,
-    OverloadedError,
-    TandemError,
-    UnavailableError,
-)
+from shared.errors import HandoffError, InternalError, TandemError, UnavailableError
 from shared.types.handoff import HandoffKey
 from shared.types.sampling import SampledToken
 
 _DRAIN_S = 2.0
 _HEARTBEATS_PER_LEASE = 6
 NO_DECODE_WORKER = "no_decode_worker"
-_RESENDABLE = (UnavailableError, HandoffError, OverloadedError)
 
 _log = structlog.get_logger(__name__)
 
@@ -89,7 +82,8 @@ class Attempt:
         self._heartbeat: asyncio.Task[None] | None = None
         self._pruning = "not known"
         self._decoding = False
-        self._accepted: set[int] = set()
+        self._early = EarlyCalls()
+        self._running: set[int] = set()
         self._complete: set[int] = set()
         self.blamed: Target = pair.prefill
 
@@ -142,6 +136,7 @@ class Attempt:
             self._stop_heartbeat()
             if len(self._complete) < self._state.job.branches:
                 self._abandon()
+            await self._early.close()
 
     async def _prefill(self) -> AsyncGenerator[Event, None]:
         try:
@@ -151,13 +146,16 @@ class Attempt:
         except HandoffError as error:
             if not self._computed:
                 raise
+            if (refusal := self._early.refusal) is not None:
+                raise refusal from error
             # The prompt was computed and is held: another delivery saves computing it again.
             await self._redeliver(error, self._targets)
 
     async def _prefill_once(self) -> AsyncGenerator[Event, None]:
         state = self._state
+        call = prefill_call(state, handoff=self._key, targets=self._targets)
         stream = self._services.prefill.prefill(
-            self._pair.prefill.address, self._prefill_call(), timeout_s=state.remaining_s()
+            self._pair.prefill.address, call, timeout_s=state.remaining_s()
         )
         async with aclosing(stream) as events:
             async for event in events:
@@ -175,6 +173,7 @@ class Attempt:
                                 for branch in range(state.job.branches):
                                     yield state.finish(branch)
                                 return
+                        self._call_early(event.target)
                     case Sealed():
                         self._take_sealed(event)
                         await _read_out(events)
@@ -189,8 +188,8 @@ class Attempt:
                 async with aclosing(streams) as events:
                     async for event in events:
                         yield event
-            except _RESENDABLE as error:
-                if self._accepted:
+            except RESENDABLE as error:
+                if self._running:
                     raise
                 await self._resend(error)
             else:
@@ -201,27 +200,41 @@ class Attempt:
         target = self._sealed.target
         self.blamed = target
         self._decoding = True
-        stream = self._services.decode.decode(
-            target.address, self._decode_call(branch), timeout_s=self._state.remaining_s()
-        )
-        async with aclosing(stream) as events:
+        early = await self._early.taken(branch, target=target)
+        async with aclosing(early or self._call(target, branch)) as events:
             async for event in events:
                 match event:
                     case DecodeAccepted():
-                        self._taken_over(target, branch)
+                        pass  # it may have said so long ago: a token is what shows that it decodes
                     case Tokens():
+                        self._taken_over(target, branch)
                         yield self._state.take_more(branch, event.tokens)
                         if self._state.answers[branch].reason is not None:
                             await self._await_end(events, branch)
                             yield self._state.finish(branch)
                             return
                     case DecodeFinished():
+                        self._taken_over(target, branch)
                         self._complete.add(branch)
                         yield self._state.decoded(branch, event)
                         await _read_out(events)
                         yield self._state.finish(branch)
                         return
         raise UnavailableError("the decode worker ended its stream too early: it is stopping")
+
+    def _call_early(self, target: Target | None) -> None:
+        """Calls who will get the KV, if that is known: the call waits there."""
+        if target is None:
+            return
+        branches = range(self._state.job.branches)
+        self._early = EarlyCalls(target, [self._call(target, branch) for branch in branches])
+
+    def _call(self, target: Target, branch: int) -> DecodeStream:
+        """Calls a decode worker when its first event is asked for."""
+        call = decode_call(self._state, handoff=self._key, branch=branch)
+        return self._services.decode.decode(
+            target.address, call, timeout_s=self._state.remaining_s()
+        )
 
     async def _await_end(self, events: AsyncIterator[DecodeEvent], branch: int) -> None:
         """The decode worker finds the same end by itself; its counters come with it."""
@@ -252,6 +265,7 @@ class Attempt:
             raise error
         self._redeliveries += 1
         self._targets = targets
+        await self._early.close()
         _log.info("second delivery", reason=error.error_code, handoff_id=self._key.handoff_id)
         self._key = self._state.next_key()
         sealed = await self._services.prefill.resend(
@@ -272,8 +286,8 @@ class Attempt:
         return tokens
 
     @property
-    def _all_accepted(self) -> bool:
-        return len(self._accepted) == self._state.job.branches
+    def _all_running(self) -> bool:
+        return len(self._running) == self._state.job.branches
 
     def _started(self, event: PrefillStarted) -> None:
         self._state.started(event)
@@ -302,10 +316,12 @@ class Attempt:
         self._heartbeat = self._services.background.spawn(self._renew(event), name="renew")
 
     def _taken_over(self, target: Target, branch: int) -> None:
-        """Every branch has its row: nothing will ask the prefill worker for the KV again."""
-        self._accepted.add(branch)
+        """Once every branch runs, nothing will ask the prefill worker for the KV again."""
+        if branch in self._running:
+            return
+        self._running.add(branch)
         self._services.workers.succeeded(target.worker_id)
-        if not self._all_accepted:
+        if not self._all_running:
             return
         self._stop_heartbeat()
         self._services.background.spawn(
@@ -326,7 +342,7 @@ class Attempt:
 
     def _abandon(self) -> None:
         services = self._services
-        if not self._all_accepted:
+        if not self._all_running:
             services.background.spawn(
                 services.prefill.cancel(self._pair.prefill.address, self._prefill_key),
                 name="cancel prefill",
@@ -339,37 +355,9 @@ class Attempt:
         decode, background = self._services.decode, self._services.background
         if self._decoding:
             background.spawn(decode.cancel(target.address, key), name="cancel decode")
-        if not self._all_accepted:
+        if not self._all_running:
             abort = decode.abort(target.address, key, reason="request is over")
             background.spawn(abort, name="abort decode")
-
-    def _prefill_call(self) -> PrefillCall:
-        job, earlier = self._state.job, self._state.earlier_tokens
-        return PrefillCall(
-            handoff=self._key,
-            token_ids=(*job.prompt_ids, *earlier) if earlier else job.prompt_ids,
-            sampling=job.sampling,
-            stop=job.stop,
-            grammar=job.plan.grammar,
-            options=job.options,
-            targets=tuple(self._targets),
-            branches=job.branches,
-            forced_first_tokens=self._state.last_shown,
-            earlier_tokens=len(earlier),
-        )
-
-    def _decode_call(self, branch: int) -> DecodeCall:
-        job = self._state.job
-        return DecodeCall(
-            handoff=self._key,
-            branch=branch,
-            first_token=self._state.last_shown[branch],
-            earlier_tokens=self._state.earlier_tokens,
-            sampling=job.sampling,
-            stop=job.stop,
-            grammar=job.plan.grammar,
-            options=job.options,
-        )
 
 
 async def _read_out(events: AsyncIterator[object]) -> None:

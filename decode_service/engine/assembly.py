@@ -18,6 +18,7 @@ from decode_service.engine.memory import WorkerMemory, allocate
 from decode_service.engine.page_trace import TracingRunner
 from decode_service.engine.recorder import MetricsRecorder
 from decode_service.engine.reservations import ReservationTable
+from decode_service.engine.rows_to_come import RowsToCome
 from decode_service.engine.runner import ObservedRunner, ServingRunner
 from decode_service.engine.scheduler import Scheduler
 from decode_service.engine.slow_rows import SlowRows
@@ -99,7 +100,8 @@ def build_core(
     policy_for(loaded.profile.sparsity, num_layers=loaded.model.config.num_layers)
     memory = allocate(config, loaded)
     recorder.memory_chosen(memory.landing)
-    backend, runner = _runner(config, loaded, memory)
+    rows_to_come = RowsToCome()
+    backend, runner = _runner(config, loaded, memory, rows_to_come=rows_to_come)
     slow_rows = SlowRows(kernels=backend.batches, on_row=recorder.row_left_out)
     engine = DecodeEngine(
         _watched(runner, config, on_drift=on_drift),
@@ -108,7 +110,6 @@ def build_core(
         on_step=recorder.step_done,
     )
     table = _table(config, memory)
-    vocab_size = loaded.model.config.vocab_size
     tokenizer = Tokenizer.from_folder(loaded.folder)
     grammars = GrammarCompiler(tokenizer, on_compiled=recorder.grammar_compiled)
     worker = DecodeWorker(
@@ -117,15 +118,10 @@ def build_core(
         engine=engine,
         tokenizer=tokenizer,
         grammars=grammars,
-        settings=WorkerSettings(
-            capacity=memory.capacity,
-            sparsity=loaded.profile.sparsity,
-            vocab_size=vocab_size,
-            commit_wait_s=config.commit_wait_s,
-            stream_queue_tokens=config.stream_queue_tokens,
-        ),
+        settings=_settings(config, loaded, memory),
         observer=recorder,
         on_start=slow_rows.begun,
+        rows_to_come=rows_to_come,
         clock=time.monotonic,
     )
     return Core(
@@ -138,8 +134,18 @@ def build_core(
     )
 
 
+def _settings(config: DecodeConfig, loaded: LoadedModel, memory: WorkerMemory) -> WorkerSettings:
+    return WorkerSettings(
+        capacity=memory.capacity,
+        sparsity=loaded.profile.sparsity,
+        vocab_size=loaded.model.config.vocab_size,
+        commit_wait_s=config.commit_wait_s,
+        stream_queue_tokens=config.stream_queue_tokens,
+    )
+
+
 def _runner(
-    config: DecodeConfig, loaded: LoadedModel, memory: WorkerMemory
+    config: DecodeConfig, loaded: LoadedModel, memory: WorkerMemory, *, rows_to_come: RowsToCome
 ) -> tuple[DecodeBackend, ServingRunner]:
     """What computes steps, and how it was chosen."""
     max_tokens = memory.capacity.max_model_len
@@ -151,6 +157,7 @@ def _runner(
         max_batch=config.max_batch,
         max_tokens=max_tokens,
         products=config.products,
+        rows_to_come=rows_to_come,
     )
     return backend, runner
 

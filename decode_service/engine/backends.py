@@ -14,6 +14,7 @@ import torch
 
 from decode_service.engine.attention import TorchDecodeAttention
 from decode_service.engine.kv_cache import PagedKvCache
+from decode_service.engine.rows_to_come import no_rows_to_come
 from decode_service.engine.runner import DecodeRunner, ServingRunner
 from shared.errors import ConfigError
 from shared.model.library_attention import FLASHINFER_HEAD_SIZES, why_missing
@@ -116,7 +117,7 @@ def probe_decode(
     return DecodeBackend(name=chosen, rejected=rejected)
 
 
-def make_runner(
+def make_runner(  # noqa: PLR0913  all that a runner depends on
     backend: DecodeBackend,
     model: Transformer,
     cache: PagedKvCache,
@@ -124,6 +125,7 @@ def make_runner(
     max_batch: int,
     max_tokens: int,
     products: str = AUTO,
+    rows_to_come: Callable[[], bool] = no_rows_to_come,
 ) -> ServingRunner:
     """What computes steps by a backend.
 
@@ -135,6 +137,7 @@ def make_runner(
         max_tokens: longest context of a row.
         products: what computes the products with the weights, where kernels serve: `auto`,
             `library` or `triton`.
+        rows_to_come: whether rows are about to join.
 
     Raises:
         ConfigError: kernels of ours are to multiply, and PyTorch steps row by row.
@@ -167,7 +170,7 @@ def make_runner(
         by_row=by_row,
         max_batch=max_batch,
         max_tokens=max_tokens,
-        ways=StepWays(dense=dense, products=choice),
+        ways=StepWays(dense=dense, products=choice, rows_to_come=rows_to_come),
     )
 
 

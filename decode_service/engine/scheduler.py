@@ -23,7 +23,7 @@ class Row:
     deadline: float | None = None
     """Clock time at which the request is over."""
     submitted_at: float
-    """Clock time of its Decode call."""
+    """Clock time at which both its Decode call and its KV were there."""
     started_at: float | None = None
     """Clock time at which its first step began."""
     first_token_at: float | None = None

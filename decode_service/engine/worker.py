@@ -18,6 +18,7 @@ from decode_service.engine.engine import DecodeEngine
 from decode_service.engine.handoffs import AdoptedKv, Busy, Reservation, ReserveSpec
 from decode_service.engine.intake import Intake
 from decode_service.engine.reservations import BEFORE_COMMIT, ReservationTable
+from decode_service.engine.rows_to_come import RowsToCome
 from decode_service.engine.scheduler import Row
 from decode_service.engine.sequence import Sequence
 from decode_service.engine.stop import StopTracker, StopVerdict
@@ -100,6 +101,7 @@ class DecodeWorker:
         settings: sizes and profile.
         observer: hears of endings.
         on_start: told of every answer that joins the batch.
+        rows_to_come: told of commits under way.
         clock: monotonic seconds.
     """
 
@@ -114,6 +116,7 @@ class DecodeWorker:
         settings: WorkerSettings,
         observer: WorkerObserver,
         on_start: Callable[[Sequence], None],
+        rows_to_come: RowsToCome,
         clock: Callable[[], float],
     ) -> None:
         self.table = table
@@ -124,6 +127,7 @@ class DecodeWorker:
         self._settings = settings
         self._observer = observer
         self._on_start = on_start
+        self._rows_to_come = rows_to_come
         self._clock = clock
         self._generations: dict[HandoffKey, dict[int, Generation]] = {}
 
@@ -150,9 +154,10 @@ class DecodeWorker:
     ) -> Reservation:
         """Adopts a landed KV cache; see `Intake.commit` for its errors."""
         try:
-            granted = await self.intake.commit(
-                manifest, slot=slot, generation=generation, prompt_ids=prompt_ids, token=token
-            )
+            with self._rows_to_come.expected():
+                granted = await self.intake.commit(
+                    manifest, slot=slot, generation=generation, prompt_ids=prompt_ids, token=token
+                )
         except TandemError as error:
             _log.warning(
                 "commit refused", handoff_id=manifest.handoff.handoff_id, why=error.message
@@ -165,7 +170,8 @@ class DecodeWorker:
     async def decode(self, call: DecodeCall) -> Generation:
         """Starts a generation; the caller reads its stream to the ending or cancels it.
 
-        Waits a bounded time for a commit that is under way. A call that is refused after its
+        Waits a bounded time for KV that is on its way: a gateway calls as soon as it knows who will
+        get it. A call that is refused after its
         commit, or given up while it waits, ends its branch, and with the last one the handoff:
         nobody else will ask for it.
 
@@ -175,8 +181,7 @@ class DecodeWorker:
             ConfigError: a page policy whose parameters do not fit this model.
             DeadlineError: no time is left.
         """
-        submitted_at = self._clock()
-        deadline = None if call.deadline_s is None else submitted_at + call.deadline_s
+        deadline = None if call.deadline_s is None else self._clock() + call.deadline_s
         granted = self.table.find(call.handoff)
         try:
             check_call(call, branches=granted.branches.count, vocab_size=self._settings.vocab_size)
@@ -192,7 +197,7 @@ class DecodeWorker:
                 num_layers=self._settings.capacity.identity.num_layers,
             )
             row = self._make_row(
-                call, granted, matcher, sparsity, submitted_at=submitted_at, deadline=deadline
+                call, granted, matcher, sparsity, submitted_at=self._clock(), deadline=deadline
             )
         except (asyncio.CancelledError, ConfigError, InvalidRequestError, DeadlineError):
             self.table.give_up(call.handoff, call.branch)

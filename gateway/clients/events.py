@@ -88,6 +88,8 @@ class FirstTokens:
 
     tokens: tuple[SampledToken, ...]
     """One a branch."""
+    target: Target | None = None
+    """Who gave room for the KV, and may be called already; None from a worker that does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

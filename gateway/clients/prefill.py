@@ -118,7 +118,7 @@ def _event(message: prefill_pb2.PrefillResponse) -> PrefillEvent | None:
                 pruning_reason=pruning.reason,
             )
         case "first_tokens":
-            return FirstTokens(tuple(token_from_pb(t) for t in message.first_tokens.tokens))
+            return _first_tokens(message.first_tokens)
         case "sealed":
             return _sealed(message.sealed)
         case "failed":
@@ -127,9 +127,20 @@ def _event(message: prefill_pb2.PrefillResponse) -> PrefillEvent | None:
             return None
 
 
+def _first_tokens(message: prefill_pb2.FirstTokens) -> FirstTokens:
+    return FirstTokens(
+        tuple(token_from_pb(t) for t in message.tokens),
+        target=_target(message.target) if message.HasField("target") else None,
+    )
+
+
+def _target(message: prefill_pb2.DecodeTarget) -> Target:
+    return Target(message.worker_id, message.address)
+
+
 def _sealed(message: prefill_pb2.PrefillSealed) -> Sealed:
     return Sealed(
-        target=Target(message.target.worker_id, message.target.address),
+        target=_target(message.target),
         kv_bytes=message.kv_bytes,
         transport=message.transport,
         kept_tokens=message.kept_tokens,

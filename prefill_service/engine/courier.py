@@ -85,9 +85,9 @@ class Courier:
         self._errors: list[TandemError] = []
 
     @property
-    def has_room(self) -> bool:
-        """Whether a target granted room for the delivery that is next, or under way."""
-        return self._open is not None and self._open.granted
+    def room_at(self) -> Target | None:
+        """The target that granted room for the delivery that is next, or under way; or None."""
+        return self._open.target if self._open is not None and self._open.granted else None
 
     async def reserve(self) -> None:
         """Gets room on the first target that grants it; asks busy ones again, with backoff.

@@ -88,9 +88,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class FirstTokens:
-    """The first token of each branch."""
+    """The first token of each branch, and who gave room for the KV."""
 
     tokens: tuple[SampledToken, ...]
+    target: Target | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,7 @@ class PrefillJob:
         """The caller's request id and trace, for the tasks that work on the prompt."""
         self.notes = HandoffNotes() if request.options.trace else None
         """Moments of its handoff, when the request asked for a trace."""
-        self._has_room = False
+        self._room_at: Target | None = None
         self._withheld: FirstTokens | None = None
         self.outcome: Sealed | Failed | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -203,9 +204,9 @@ class PrefillJob:
                 await asyncio.gather(task, return_exceptions=True)
         raise self.stop_error
 
-    def has_room(self) -> None:
+    def has_room(self, at: Target) -> None:
         """A decode worker takes the KV: the caller may hear of first tokens."""
-        self._has_room = True
+        self._room_at = at
         withheld, self._withheld = self._withheld, None
         if withheld is not None:
             self.emit(withheld)
@@ -217,9 +218,11 @@ class PrefillJob:
         """
         if self.done:
             return
-        if isinstance(event, FirstTokens) and not self._has_room:
-            self._withheld = event
-            return
+        if isinstance(event, FirstTokens):
+            if self._room_at is None:
+                self._withheld = event
+                return
+            event = replace(event, target=self._room_at)
         if isinstance(event, Sealed | Failed):
             self.outcome = event
             self._ended.set()

@@ -101,9 +101,9 @@ class PromptRun:
             await compute
 
     async def _deliver(self, courier: Courier) -> Arrived:
-        if not courier.has_room:
+        while (target := courier.room_at) is None:
             await courier.reserve()
-        self._job.has_room()
+        self._job.has_room(target)
         return await courier.deliver()
 
     async def _compute(self, parcel: Parcel, computed: Awaitable[Computed]) -> None:

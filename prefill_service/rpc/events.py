@@ -8,6 +8,7 @@ from prefill_service.engine.job import (
     Progress,
     Sealed,
     Started,
+    Target,
 )
 from protos.tandem.v1 import common_pb2, prefill_pb2
 from shared.wire.errors import error_to_pb
@@ -33,7 +34,10 @@ def event_to_pb(event: Event) -> prefill_pb2.PrefillResponse:
             )
             return prefill_pb2.PrefillResponse(progress=progress)
         case FirstTokens():
-            tokens = prefill_pb2.FirstTokens(tokens=[token_to_pb(t) for t in event.tokens])
+            tokens = prefill_pb2.FirstTokens(
+                tokens=[token_to_pb(t) for t in event.tokens],
+                target=None if event.target is None else _target_to_pb(event.target),
+            )
             return prefill_pb2.PrefillResponse(first_tokens=tokens)
         case Sealed():
             return prefill_pb2.PrefillResponse(sealed=sealed_to_pb(event))
@@ -44,9 +48,7 @@ def event_to_pb(event: Event) -> prefill_pb2.PrefillResponse:
 def sealed_to_pb(sealed: Sealed) -> prefill_pb2.PrefillSealed:
     """Converts a successful end."""
     return prefill_pb2.PrefillSealed(
-        target=prefill_pb2.DecodeTarget(
-            worker_id=sealed.target.worker_id, address=sealed.target.address
-        ),
+        target=_target_to_pb(sealed.target),
         kv_bytes=sealed.kv_bytes,
         transport=sealed.transport,
         kept_tokens=sealed.kept_tokens,
@@ -57,3 +59,7 @@ def sealed_to_pb(sealed: Sealed) -> prefill_pb2.PrefillSealed:
         lease_ms=round(sealed.lease_s * 1000),
         trace=None if sealed.trace is None else prompt_trace_to_pb(sealed.trace),
     )
+
+
+def _target_to_pb(target: Target) -> prefill_pb2.DecodeTarget:
+    return prefill_pb2.DecodeTarget(worker_id=target.worker_id, address=target.address)

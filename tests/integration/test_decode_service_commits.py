@@ -187,6 +187,24 @@ async def test_a_commit_without_the_end_of_the_push_is_refused(
     await until(lambda: server.core.worker.table.idle)
 
 
+async def test_rows_are_to_come_while_a_commit_is_under_way(
+    server: DecodeServer, peer: PrefillPeer, prepared: Prepared
+) -> None:
+    worker = server.core.worker
+    grant = await peer.reserve(KEY, prepared)
+    sender = await peer.open(grant)
+    await sender.write(0, prepared.image)
+    committing = asyncio.create_task(peer.commit(KEY, grant, prepared))
+    await until(worker._rows_to_come)
+    await sender.seal()
+    assert (await committing).WhichOneof("result") == "adopted"
+    assert not worker._rows_to_come()
+    wrong = replace(grant, slot=grant.slot + 1)
+    assert (await peer.commit(KEY, wrong, prepared)).WhichOneof("result") == "rejected"
+    assert not worker._rows_to_come()
+    await peer.abort(KEY)
+
+
 async def test_unknown_manifests_are_answers_too(peer: PrefillPeer, prepared: Prepared) -> None:
     answer = await peer.stub.Commit(decode_pb2.CommitRequest())
     assert answer.WhichOneof("result") == "rejected"

@@ -9,7 +9,7 @@ import openai
 import pytest
 from structlog.testing import capture_logs
 
-from shared.errors import HandoffError, OverloadedError, UnavailableError
+from shared.errors import HandoffError, InternalError, OverloadedError, UnavailableError
 from tests.support.gateway_rig import (
     DEFAULT_ANSWER,
     Rig,
@@ -158,8 +158,16 @@ async def test_decode_failure_before_it_accepts_is_a_second_delivery(
     assert response.json()["tandem"]["route"].startswith("pair: p0 -> d1;")
 
 
-async def test_decode_failure_after_it_accepted_starts_again(rig: Rig) -> None:
+async def test_decode_failure_after_it_accepted_is_a_second_delivery_too(rig: Rig) -> None:
     rig.decodes[0].plan.at("token:1", Die())
+    response = await rig.chat()
+    assert response.json()["choices"][0]["message"]["content"] == DEFAULT_ANSWER
+    assert attempts(rig) == [1], "the KV is held until the first token after it"
+    assert rig.methods(rig.prefills[0]).count("Resend") == 1
+
+
+async def test_a_decode_worker_that_breaks_at_its_first_step_starts_again(rig: Rig) -> None:
+    rig.decodes[0].plan.at("token:1", FailEvent(InternalError("a step failed")))
     response = await rig.chat()
     assert response.json()["choices"][0]["message"]["content"] == DEFAULT_ANSWER
     assert attempts(rig) == [1, 2]

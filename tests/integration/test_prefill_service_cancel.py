@@ -26,6 +26,9 @@ from tests.support.waiting import until
 WAYS = ("rpc", "stream", "deadline")
 """A Cancel call, a closed stream, or the end of the request's time."""
 
+LONG_MS = 60_000
+"""Time of a request that a test lets run out once the request is where the test wants it."""
+
 
 @pytest.fixture(params=EACH_MEMORY)
 async def worker(request: pytest.FixtureRequest, tiny_model_dir: Path) -> AsyncIterator[Worker]:
@@ -63,6 +66,8 @@ class Caller:
             assert (await self.worker.stub.Cancel(message)).cancelled
         elif way == "stream":
             self.call.cancel()
+        elif way == "deadline":
+            self.worker.time_is_up(self.request)
         try:
             await self._task
         except asyncio.CancelledError:
@@ -79,7 +84,7 @@ class Caller:
 
 
 def call(worker: Worker, peer: DecodePeer, way: str, *, tokens: int = 120) -> Caller:
-    deadline = 300 if way == "deadline" else 0
+    deadline = LONG_MS if way == "deadline" else 0
     request = prompt_request(prompt_ids(tokens), [peer], deadline_ms=deadline)
     return Caller(worker, request)
 
@@ -141,6 +146,14 @@ async def test_committing(worker: Worker, peer: DecodePeer, way: str) -> None:
     caller.check(way)
     await worker.expect_idle()
     peer.script.writes_open.set()
+    await check_nothing_left(worker, peer)
+
+
+async def test_the_time_runs_out_by_itself(worker: Worker, peer: DecodePeer) -> None:
+    worker.runner.gate.clear()
+    caller = Caller(worker, prompt_request(prompt_ids(120), [peer], deadline_ms=50))
+    await caller._task
+    caller.check("deadline")
     await check_nothing_left(worker, peer)
 
 

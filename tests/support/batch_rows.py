@@ -12,6 +12,7 @@ from decode_service.engine.batched.dense_attention import DenseMaker, by_triton
 from decode_service.engine.batched.product_choice import ProductChoice
 from decode_service.engine.batched.runner import BatchRunner, StepWays
 from decode_service.engine.kv_cache import GroupPages, PagedKvCache, SequencePages, page_table
+from decode_service.engine.rows_to_come import RowsToCome
 from decode_service.engine.sequence import Sequence
 from shared.model.transformer import Transformer
 from shared.types.methods import SparsityParams
@@ -74,6 +75,7 @@ class TwoPaths:
         products: ProductChoice | None = None,
     ) -> None:
         self.model = model
+        self.rows_to_come = RowsToCome()
         self._wanted_cache = ShuffledCache(model, seed=1)
         self.cache = ShuffledCache(model, seed=2)
         self.by_row = make_runner(model, self._wanted_cache)
@@ -83,7 +85,7 @@ class TwoPaths:
             by_row=make_runner(model, self.cache),
             max_batch=MAX_BATCH,
             max_tokens=MAX_TOKENS,
-            ways=StepWays(dense=dense, products=products),
+            ways=StepWays(dense=dense, products=products, rows_to_come=self.rows_to_come),
         )
         self._twins: dict[Sequence, Sequence] = {}
 

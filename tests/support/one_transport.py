@@ -1,15 +1,20 @@
 """Pools of workers whose KV goes by one transport alone, and what NIXL holds in them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from decode_service.engine.handoffs import Reservation
+from gateway.attempt import Attempt
 from shared.transport.nixl import STAGED_CHUNKS, NixlTransport
 from shared.transport.nixl_receiver import NixlReceiver
 from shared.types.handoff import HandoffState
+from shared.types.kv_manifest import KvManifest
 from tests.support.gates import GatedSteps
 from tests.support.pools import Pool, running_pool
 from tests.support.waiting import until
@@ -110,6 +115,27 @@ def gated_steps(pool: Pool) -> GatedSteps:
     steps = GatedSteps(engine._runner)
     engine._runner = steps
     return steps
+
+
+def held_commits(pool: Pool) -> asyncio.Event:
+    """Keeps commits on their way to the only decode worker of this process until it is set.
+
+    A commit may leave before the push is sealed, so that SEALED lasts only where none arrives.
+    """
+    worker = pool.decodes[0].core.worker
+    commit, arrive = worker.commit, asyncio.Event()
+
+    async def held(manifest: KvManifest, **grant: Any) -> Reservation:
+        await arrive.wait()
+        return await commit(manifest, **grant)
+
+    worker.commit = held  # type: ignore[method-assign]
+    return arrive
+
+
+def asked_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode workers are called once they have the KV, as behind older prefill workers."""
+    monkeypatch.setattr(Attempt, "_call_early", lambda _attempt, _target: None)
 
 
 OVER_GRPC = Way(name="grpc", pool=running_pool, settings={})

@@ -27,6 +27,7 @@ from shared.types.handoff import HandoffKey
 from shared.types.kv_manifest import SegmentKind
 from shared.types.options import RequestOptions
 from shared.types.sampling import SamplingParams, StopConditions
+from shared.wire.identity import handoff_from_pb
 from tests.support.decode_peer import DecodePeer
 from tests.support.transfer_parts import needs_nixl
 from tests.support.waiting import until
@@ -154,6 +155,12 @@ class Worker:
             lambda: all(getattr(self.engine.load(), k) == v for k, v in expected.items()),
             timeout_s=SOON_S,
         )
+
+    def time_is_up(self, request: prefill_pb2.PrefillRequest) -> None:
+        """The timer of a prompt's deadline goes off now, however late it was set."""
+        job = self.engine._jobs[handoff_from_pb(request.handoff)]
+        assert job.timer is not None, "asked for with a deadline"
+        job.timer._run()
 
     async def run(self, request: prefill_pb2.PrefillRequest) -> list[Any]:
         """Every event of a prompt, as the messages inside the `oneof`."""

@@ -24,6 +24,7 @@ from shared.wire.errors import error_to_pb
 from shared.wire.options import options_from_pb
 from shared.wire.sampling import finish_to_pb, sampling_from_pb, stop_from_pb, token_to_pb
 from tests.support.simulated_workers import FailEvent, SimulatedWorker
+from tests.support.waiting import until
 
 
 class SimulatedPrefill(SimulatedWorker):
@@ -84,7 +85,10 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
             (
                 "first_token",
                 prefill_pb2.PrefillResponse(
-                    first_tokens=prefill_pb2.FirstTokens(tokens=[token_to_pb(t) for t in firsts])
+                    first_tokens=prefill_pb2.FirstTokens(
+                        tokens=[token_to_pb(t) for t in firsts],
+                        target=request.targets[0] if self._worker.early else None,
+                    )
                 ),
             ),
         )
@@ -109,6 +113,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         except TandemError as error:
             yield prefill_pb2.PrefillResponse(failed=error_to_pb(error))
             return
+        await plan.reach("sealed", context)
         yield prefill_pb2.PrefillResponse(sealed=sealed)
 
     async def _deliver(
@@ -205,6 +210,7 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
     def __init__(self, worker: SimulatedWorker) -> None:
         self._worker = worker
         self._adopted: dict[tuple[str, int], list[int]] = {}
+        self._aborted: set[tuple[str, int]] = set()
         self._branches: dict[tuple[str, int], set[int]] = {}
 
     async def Reserve(  # noqa: N802
@@ -247,6 +253,9 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
         self, request: decode_pb2.DecodeRequest, context: Any
     ) -> AsyncIterator[decode_pb2.DecodeResponse]:
         plan, simulation = self._worker.plan, self._worker.simulation
+        if self._worker.early:
+            name = _name(request.handoff)
+            await until(lambda: name in self._adopted or name in self._aborted)
         prompt = self._adopted.get(_name(request.handoff))
         waiting = self._branches.get(_name(request.handoff), set())
         if prompt is None or request.branch not in waiting:
@@ -278,6 +287,7 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
         self, request: decode_pb2.AbortRequest, context: Any
     ) -> decode_pb2.AbortResponse:
         self._worker.simulation.record(self._worker.worker_id, "Abort", request.handoff)
+        self._aborted.add(_name(request.handoff))
         return decode_pb2.AbortResponse(drained=True)
 
     async def Cancel(  # noqa: N802

@@ -3,8 +3,8 @@
 Their tokens are deterministic: a `Simulation` says which ids answer a prompt. Every RPC is
 recorded, and actions can be planted at each phase of a call: wait, refuse, fail, die.
 
-Phases of a prefill: call, queued, started, first_token, transfer. Phases of a decode: call,
-accepted, then token:1, token:2 and so on, each before the token is sent.
+Phases of a prefill: call, queued, started, first_token, transfer, delivery, sealed. Phases of a
+decode: call, accepted, then token:1, token:2 and so on, each before the token is sent.
 """
 
 import asyncio
@@ -165,6 +165,9 @@ class SimulatedWorker:
         self.methods_hash = "simulated"
         self.queued_tokens = 0
         self.local_prefill_tokens = 0
+        self.early = False
+        """A prefill worker says with the first tokens who gets the KV; a decode worker lets calls
+        wait for it."""
         self.running = 0
         self._server: RpcServer | None = None
 

@@ -7,13 +7,15 @@ anything behind in a row that the other would miss, so that a row may change bet
 Where every row takes its best token, nothing else is asked and none ends with it, the next step is
 enqueued before the tokens of this one are fetched, so that the device does not wait for the host.
 The next call finds it under way; if by then the rows are others, it is dropped. That costs its
-time, and leaves no trace: it wrote one slot of each row, which the row's own next step writes
-again, in pages that the row held when it was enqueued; whoever gets these pages next writes them
-later in the same stream, or in one that waits for `SequencePages.free_since`.
+time, so that none is begun while rows are about to join. It leaves no trace: it wrote one slot of
+each row, which the row's own next step writes again, in pages that the row held when it was
+enqueued; whoever gets these pages next writes them later in the same stream, or in one that waits
+for `SequencePages.free_since`.
 """
 
 import operator
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from decode_service.engine.batched.batch import Batch, BatchComputed, StepMaker
@@ -26,6 +28,7 @@ from decode_service.engine.batched.row_plan import RowPlan, plan_of
 from decode_service.engine.batched.step_inputs import StepInputs
 from decode_service.engine.batched.step_shape import StepShape
 from decode_service.engine.kv_cache import PagedKvCache
+from decode_service.engine.rows_to_come import no_rows_to_come
 from decode_service.engine.runner import DecodeRunner, RowObserver, draws_of
 from decode_service.engine.sequence import Sequence
 from decode_service.sparsity.base import LayerRole
@@ -78,12 +81,14 @@ class _Ahead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWays:
-    """What computes the parts of a step that several can."""
+    """What computes the parts of a step that several can, and what decides on a step ahead."""
 
     dense: DenseMaker = by_triton
     """Makes the attention of layers that read everything and choose nothing."""
     products: ProductChoice | None = None
     """Chooses what multiplies by the weights; None: as `auto` does."""
+    rows_to_come: Callable[[], bool] = no_rows_to_come
+    """Whether rows are about to join, so that no step is to be begun ahead."""
 
 
 class BatchRunner:
@@ -121,6 +126,7 @@ class BatchRunner:
         self._plans: dict[Sequence, RowPlan | None] = {}
         self._division = _Division(rows=[], together=[], alone=[])
         self._ahead: _Ahead | None = None
+        self._rows_to_come = ways.rows_to_come
 
     def step(
         self, rows: list[Sequence], *, observer: RowObserver | None = None
@@ -145,8 +151,9 @@ class BatchRunner:
         else:
             computed = batch.compute(rows, group.plans)
         draws = draws_of(rows, self._model.config.vocab_size)
-        # Where a row ends with this token, the next step is one of other rows.
-        stays = all(map(plain_greedy, draws)) and not any(map(_ends, rows))
+        # Where a row ends with this token or another one joins, the next step is one of other rows.
+        others = self._rows_to_come() or any(map(_ends, rows))
+        stays = all(map(plain_greedy, draws)) and not others
         behind = batch.compute_ahead(computed, group.plans) if stays else None
         tokens = sample_rows(computed.output.logits_BV, draws, best_2B=computed.best.wait())
         token_ids = [token.token_id for token in tokens]

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.tandem.v1 import common_pb2 as protos_dot_tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/tandem/v1/prefill.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"2\n\x0c\x44\x65\x63odeTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x9c\x03\n\x0ePrefillRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\'\n\x04stop\x18\x04 \x01(\x0b\x32\x19.tandem.v1.StopConditions\x12*\n\x07options\x18\x05 \x01(\x0b\x32\x19.tandem.v1.RequestOptions\x12(\n\x07targets\x18\x06 \x03(\x0b\x32\x17.tandem.v1.DecodeTarget\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\r\x12\x14\n\x0cnum_branches\x18\t \x01(\r\x12\x1b\n\x13\x66orced_first_tokens\x18\n \x03(\r\x12\x0f\n\x07grammar\x18\x0b \x01(\t\x12\x16\n\x0e\x65\x61rlier_tokens\x18\x0c \x01(\r\x12\x18\n\x10packed_token_ids\x18\r \x01(\x0cJ\x04\x08\x08\x10\tR\x12\x66orced_first_token\"\xae\x02\n\x0fPrefillResponse\x12.\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1a.tandem.v1.PrefillAcceptedH\x00\x12,\n\x07started\x18\x02 \x01(\x0b\x32\x19.tandem.v1.PrefillStartedH\x00\x12.\n\x08progress\x18\x03 \x01(\x0b\x32\x1a.tandem.v1.PrefillProgressH\x00\x12.\n\x0c\x66irst_tokens\x18\x04 \x01(\x0b\x32\x16.tandem.v1.FirstTokensH\x00\x12*\n\x06sealed\x18\x05 \x01(\x0b\x32\x18.tandem.v1.PrefillSealedH\x00\x12(\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x16.tandem.v1.ErrorDetailH\x00\x42\x07\n\x05\x65vent\"(\n\x0fPrefillAccepted\x12\x15\n\rqueued_tokens\x18\x01 \x01(\x04\"S\n\x0ePrefillStarted\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12*\n\x07pruning\x18\x02 \x01(\x0b\x32\x19.tandem.v1.PruningSummary\"<\n\x0fPrefillProgress\x12\x13\n\x0b\x64one_tokens\x18\x01 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x02 \x01(\r\"6\n\x0b\x46irstTokens\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.tandem.v1.SampledToken\"\xd5\x01\n\rPrefillSealed\x12\'\n\x06target\x18\x01 \x01(\x0b\x32\x17.tandem.v1.DecodeTarget\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x13\n\x0bkept_tokens\x18\x04 \x01(\r\x12(\n\x06phases\x18\x05 \x03(\x0b\x32\x18.tandem.v1.PhaseDuration\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\x12%\n\x05trace\x18\x07 \x01(\x0b\x32\x16.tandem.v1.PromptTrace\"7\n\x0cRenewRequest\x12\'\n\x08handoffs\x18\x01 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\"I\n\rRenewResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\x12&\n\x07unknown\x18\x02 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\"v\n\rResendRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x13\n\x0bnew_attempt\x18\x02 \x01(\r\x12(\n\x07targets\x18\x03 \x03(\x0b\x32\x17.tandem.v1.DecodeTarget\":\n\x0eResendResponse\x12(\n\x06sealed\x18\x01 \x01(\x0b\x32\x18.tandem.v1.PrefillSealed\"8\n\x0eReleaseRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"E\n\x1bPrefillServiceCancelRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\"1\n\x1cPrefillServiceCancelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\x32\xec\x02\n\x0ePrefillService\x12\x42\n\x07Prefill\x12\x19.tandem.v1.PrefillRequest\x1a\x1a.tandem.v1.PrefillResponse0\x01\x12:\n\x05Renew\x12\x17.tandem.v1.RenewRequest\x1a\x18.tandem.v1.RenewResponse\x12=\n\x06Resend\x12\x18.tandem.v1.ResendRequest\x1a\x19.tandem.v1.ResendResponse\x12@\n\x07Release\x12\x19.tandem.v1.ReleaseRequest\x1a\x1a.tandem.v1.ReleaseResponse\x12Y\n\x06\x43\x61ncel\x12&.tandem.v1.PrefillServiceCancelRequest\x1a\'.tandem.v1.PrefillServiceCancelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/tandem/v1/prefill.proto\x12\ttandem.v1\x1a\x1dprotos/tandem/v1/common.proto\"2\n\x0c\x44\x65\x63odeTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x9c\x03\n\x0ePrefillRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\'\n\x04stop\x18\x04 \x01(\x0b\x32\x19.tandem.v1.StopConditions\x12*\n\x07options\x18\x05 \x01(\x0b\x32\x19.tandem.v1.RequestOptions\x12(\n\x07targets\x18\x06 \x03(\x0b\x32\x17.tandem.v1.DecodeTarget\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\r\x12\x14\n\x0cnum_branches\x18\t \x01(\r\x12\x1b\n\x13\x66orced_first_tokens\x18\n \x03(\r\x12\x0f\n\x07grammar\x18\x0b \x01(\t\x12\x16\n\x0e\x65\x61rlier_tokens\x18\x0c \x01(\r\x12\x18\n\x10packed_token_ids\x18\r \x01(\x0cJ\x04\x08\x08\x10\tR\x12\x66orced_first_token\"\xae\x02\n\x0fPrefillResponse\x12.\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1a.tandem.v1.PrefillAcceptedH\x00\x12,\n\x07started\x18\x02 \x01(\x0b\x32\x19.tandem.v1.PrefillStartedH\x00\x12.\n\x08progress\x18\x03 \x01(\x0b\x32\x1a.tandem.v1.PrefillProgressH\x00\x12.\n\x0c\x66irst_tokens\x18\x04 \x01(\x0b\x32\x16.tandem.v1.FirstTokensH\x00\x12*\n\x06sealed\x18\x05 \x01(\x0b\x32\x18.tandem.v1.PrefillSealedH\x00\x12(\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x16.tandem.v1.ErrorDetailH\x00\x42\x07\n\x05\x65vent\"(\n\x0fPrefillAccepted\x12\x15\n\rqueued_tokens\x18\x01 \x01(\x04\"S\n\x0ePrefillStarted\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12*\n\x07pruning\x18\x02 \x01(\x0b\x32\x19.tandem.v1.PruningSummary\"<\n\x0fPrefillProgress\x12\x13\n\x0b\x64one_tokens\x18\x01 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x02 \x01(\r\"_\n\x0b\x46irstTokens\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.tandem.v1.SampledToken\x12\'\n\x06target\x18\x02 \x01(\x0b\x32\x17.tandem.v1.DecodeTarget\"\xd5\x01\n\rPrefillSealed\x12\'\n\x06target\x18\x01 \x01(\x0b\x32\x17.tandem.v1.DecodeTarget\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x13\n\x0bkept_tokens\x18\x04 \x01(\r\x12(\n\x06phases\x18\x05 \x03(\x0b\x32\x18.tandem.v1.PhaseDuration\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\x12%\n\x05trace\x18\x07 \x01(\x0b\x32\x16.tandem.v1.PromptTrace\"7\n\x0cRenewRequest\x12\'\n\x08handoffs\x18\x01 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\"I\n\rRenewResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\x12&\n\x07unknown\x18\x02 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\"v\n\rResendRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x13\n\x0bnew_attempt\x18\x02 \x01(\r\x12(\n\x07targets\x18\x03 \x03(\x0b\x32\x17.tandem.v1.DecodeTarget\":\n\x0eResendResponse\x12(\n\x06sealed\x18\x01 \x01(\x0b\x32\x18.tandem.v1.PrefillSealed\"8\n\x0eReleaseRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"E\n\x1bPrefillServiceCancelRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\"1\n\x1cPrefillServiceCancelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\x32\xec\x02\n\x0ePrefillService\x12\x42\n\x07Prefill\x12\x19.tandem.v1.PrefillRequest\x1a\x1a.tandem.v1.PrefillResponse0\x01\x12:\n\x05Renew\x12\x17.tandem.v1.RenewRequest\x1a\x18.tandem.v1.RenewResponse\x12=\n\x06Resend\x12\x18.tandem.v1.ResendRequest\x1a\x19.tandem.v1.ResendResponse\x12@\n\x07Release\x12\x19.tandem.v1.ReleaseRequest\x1a\x1a.tandem.v1.ReleaseResponse\x12Y\n\x06\x43\x61ncel\x12&.tandem.v1.PrefillServiceCancelRequest\x1a\'.tandem.v1.PrefillServiceCancelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,25 +45,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLPROGRESS']._serialized_start=975
   _globals['_PREFILLPROGRESS']._serialized_end=1035
   _globals['_FIRSTTOKENS']._serialized_start=1037
-  _globals['_FIRSTTOKENS']._serialized_end=1091
-  _globals['_PREFILLSEALED']._serialized_start=1094
-  _globals['_PREFILLSEALED']._serialized_end=1307
-  _globals['_RENEWREQUEST']._serialized_start=1309
-  _globals['_RENEWREQUEST']._serialized_end=1364
-  _globals['_RENEWRESPONSE']._serialized_start=1366
-  _globals['_RENEWRESPONSE']._serialized_end=1439
-  _globals['_RESENDREQUEST']._serialized_start=1441
-  _globals['_RESENDREQUEST']._serialized_end=1559
-  _globals['_RESENDRESPONSE']._serialized_start=1561
-  _globals['_RESENDRESPONSE']._serialized_end=1619
-  _globals['_RELEASEREQUEST']._serialized_start=1621
-  _globals['_RELEASEREQUEST']._serialized_end=1677
-  _globals['_RELEASERESPONSE']._serialized_start=1679
-  _globals['_RELEASERESPONSE']._serialized_end=1714
-  _globals['_PREFILLSERVICECANCELREQUEST']._serialized_start=1716
-  _globals['_PREFILLSERVICECANCELREQUEST']._serialized_end=1785
-  _globals['_PREFILLSERVICECANCELRESPONSE']._serialized_start=1787
-  _globals['_PREFILLSERVICECANCELRESPONSE']._serialized_end=1836
-  _globals['_PREFILLSERVICE']._serialized_start=1839
-  _globals['_PREFILLSERVICE']._serialized_end=2203
+  _globals['_FIRSTTOKENS']._serialized_end=1132
+  _globals['_PREFILLSEALED']._serialized_start=1135
+  _globals['_PREFILLSEALED']._serialized_end=1348
+  _globals['_RENEWREQUEST']._serialized_start=1350
+  _globals['_RENEWREQUEST']._serialized_end=1405
+  _globals['_RENEWRESPONSE']._serialized_start=1407
+  _globals['_RENEWRESPONSE']._serialized_end=1480
+  _globals['_RESENDREQUEST']._serialized_start=1482
+  _globals['_RESENDREQUEST']._serialized_end=1600
+  _globals['_RESENDRESPONSE']._serialized_start=1602
+  _globals['_RESENDRESPONSE']._serialized_end=1660
+  _globals['_RELEASEREQUEST']._serialized_start=1662
+  _globals['_RELEASEREQUEST']._serialized_end=1718
+  _globals['_RELEASERESPONSE']._serialized_start=1720
+  _globals['_RELEASERESPONSE']._serialized_end=1755
+  _globals['_PREFILLSERVICECANCELREQUEST']._serialized_start=1757
+  _globals['_PREFILLSERVICECANCELREQUEST']._serialized_end=1826
+  _globals['_PREFILLSERVICECANCELRESPONSE']._serialized_start=1828
+  _globals['_PREFILLSERVICECANCELRESPONSE']._serialized_end=1877
+  _globals['_PREFILLSERVICE']._serialized_start=1880
+  _globals['_PREFILLSERVICE']._serialized_end=2244
 # @@protoc_insertion_point(module_scope)

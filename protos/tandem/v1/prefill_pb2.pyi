@@ -266,18 +266,26 @@ class FirstTokens(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SampledToken]:
         """In branch order."""
+
+    @_builtins.property
+    def target(self) -> Global___DecodeTarget:
+        """The worker that gave room for the KV, and gets it unless it fails: it may be called already, and
+        lets the call wait for the KV.
+        """
 
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[_common_pb2.SampledToken] | None = ...,
+        target: Global___DecodeTarget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target", b"target", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

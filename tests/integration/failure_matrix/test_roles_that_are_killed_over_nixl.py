@@ -17,7 +17,7 @@ from prefill_service.engine.sender import Delivery
 from shared.transport.base import TransferStats
 from shared.transport.fault_plan import Fault, FaultKind, Moment
 from shared.types.handoff import HandoffState
-from tests.support.one_transport import NIXL, nixl_pool, states
+from tests.support.one_transport import NIXL, asked_late, nixl_pool, states
 from tests.support.pools import after_the_canary
 from tests.support.role_child import role_beside, role_child
 from tests.support.transfer_parts import needs_nixl
@@ -34,6 +34,7 @@ async def test_a_decode_worker_that_has_the_kv_and_was_not_asked_for_tokens(
     tiny_model_dir: Path, profile: Path, children: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row "D refuses / dies before commit", a moment later: the KV is still there to be resent."""
+    asked_late(monkeypatch)
     ways = {"model": str(tiny_model_dir), "profile": str(profile)} | NIXL
     with role_child(children, "decode", **ways) as victim:
         async with nixl_pool(tiny_model_dir, profile, more_decodes=(victim.address,)) as pool:

@@ -80,6 +80,20 @@ def test_rows_that_come_and_go_drop_it(two, counted):
     assert counted() == 7
 
 
+def test_none_is_begun_while_rows_are_about_to_join(two, counted):
+    row = two.add(LONG)
+    both_step(two, [row])
+    assert counted() == 2
+    with two.rows_to_come.expected():
+        both_step(two, [row])
+        assert counted() == 2, "what is under way is used"
+        both_step(two, [row])
+        assert counted() == 3
+    late = two.add(replace(LONG, tokens=80))
+    both_step(two, [row, late])
+    assert counted() == 5, "nothing was dropped, and the next one is under way"
+
+
 def test_a_row_that_was_changed_by_somebody_else_drops_it(two, counted):
     row = two.add(LONG)
     both_step(two, [row])
