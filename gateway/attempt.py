@@ -205,7 +205,8 @@ class Attempt:
             async for event in events:
                 match event:
                     case DecodeAccepted():
-                        pass  # it may have said so long ago: a token is what shows that it decodes
+                        # It may have died since: only a token shows that it decodes.
+                        self._state.report.timeline.decoding = event.heard_at
                     case Tokens():
                         self._taken_over(target, branch)
                         yield self._state.take_more(branch, event.tokens)

@@ -23,7 +23,9 @@ class Timeline:
     first_token: float = 0.0
     """The first token came."""
     sealed: float = 0.0
-    """The gateway heard that the KV is on the decode side, and asked for the answer."""
+    """The gateway heard that the KV is on the decode side."""
+    decoding: float = 0.0
+    """The gateway heard that the answer joins the batch, be it before it heard of the KV."""
     cut: float = 0.0
     """The decode worker of a shown answer was lost, and a replay began."""
     ended: float = 0.0
@@ -55,7 +57,7 @@ class Timeline:
         def ending(at: float, phase: str) -> float:
             return at - phases_s.get(phase, 0.0) if at else 0.0
 
-        first_step = self.sealed + phases_s.get("decode_queue", 0.0)
+        first_step = self.decoding + phases_s.get("decode_queue", 0.0)
         tokenize = None
         if self.entered:
             seconds = max(0.0, self.entered - self.arrived)
@@ -67,7 +69,7 @@ class Timeline:
             bar("prefill", "prefill_queue", start=ending(self.started, "prefill_queue")),
             bar("prefill", "prefill", start=self.started),
             bar("transfer", "transfer", start=ending(self.sealed, "transfer")),
-            bar("decode", "decode_queue", start=self.sealed),
+            bar("decode", "decode_queue", start=self.decoding),
             bar("decode", "first_decode", start=first_step),
             bar(
                 "decode",

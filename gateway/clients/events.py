@@ -1,7 +1,8 @@
 """What workers report, without their messages."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.types.handoff import HandoffKey
 from shared.types.options import RequestOptions
@@ -121,6 +122,8 @@ class DecodeAccepted:
 
     worker_id: str
     """Where."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When the gateway heard of it, in monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)
