@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import grpc.aio
+import structlog
 
 from protos.tandem.v1 import transfer_pb2
-from shared.errors import StaleWriteError, TandemError, TransportError
+from shared.errors import InternalError, StaleWriteError, TandemError, TransportError
 from shared.kv.checksum import crc32
 from shared.kv.memory import KvMemory
 from shared.transport.base import DirectLanding, SlabWindow
@@ -21,6 +22,8 @@ SETTLE_SECONDS = 5.0
 
 MOST_SUMS = 1 << 16
 """Sums that one end may bring: far more segments than a cache has, and little memory."""
+
+_log = structlog.get_logger(__name__)
 
 LaneContext = grpc.aio.ServicerContext[transfer_pb2.LaneRequest, transfer_pb2.LaneResponse]
 """A lane's call."""
@@ -131,6 +134,15 @@ class Lane:
             )
         except TandemError as error:
             self.refuse(error)
+            return
+        except Exception:  # noqa: BLE001  the other lanes' notices come in the same task
+            _log.exception("bytes that landed could not be taken", slot=self._slot)
+            self.refuse(
+                InternalError(
+                    "bytes that landed could not be taken, by a defect of this worker; its log has "
+                    "the cause; start a new attempt"
+                )
+            )
             return
         self._chunks += 1
         self._bytes += notice.length

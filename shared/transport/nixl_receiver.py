@@ -9,7 +9,7 @@ import grpc.aio
 import structlog
 
 from protos.tandem.v1 import transfer_pb2
-from shared.errors import TransportError
+from shared.errors import InternalError, TandemError, TransportError
 from shared.kv.memory import KvMemory
 from shared.transport.base import DirectLanding
 from shared.transport.greeting import token_of
@@ -108,16 +108,25 @@ class NixlReceiver:
             self._listening = asyncio.create_task(self._hear_notices())
 
     async def _hear_notices(self) -> None:
-        """Runs while a lane is open."""
-        while self._lanes:
-            try:
-                found = await self._agent.notices(wait_s=POLL_SECONDS)
-            except TransportError as error:
-                for lane in self._lanes.values():
-                    lane.refuse(error)
-                return
-            for raw in found:
-                self._hear(raw)
+        """Runs while a lane is open; the next lane starts it again."""
+        try:
+            while self._lanes:
+                for raw in await self._agent.notices(wait_s=POLL_SECONDS):
+                    self._hear(raw)
+        except TransportError as error:
+            self._refuse_all(error)
+        except Exception:  # noqa: BLE001  lanes that nobody listens to would wait out their leases
+            _log.exception("listening for notices ended")
+            self._refuse_all(
+                InternalError(
+                    "this worker stopped hearing what landed, by a defect of its own; its log has "
+                    "the cause; start a new attempt"
+                )
+            )
+
+    def _refuse_all(self, error: TandemError) -> None:
+        for lane in self._lanes.values():
+            lane.refuse(error)
 
     def _hear(self, raw: bytes) -> None:
         try:

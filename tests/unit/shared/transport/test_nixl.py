@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shared.errors import StaleWriteError, TransportError
-from shared.transport.base import Grant
+from shared.transport.base import Grant, KvSender
 from shared.transport.nixl import NixlTransport
 from shared.transport.nixl_agent import DirectWrite
 from shared.transport.nixl_lane import Lane
@@ -38,6 +38,11 @@ def direct_of(end: Receiver) -> NixlReceiver:
     return end.direct
 
 
+async def written(sender: KvSender, offset: int, data: bytes) -> None:
+    await sender.write(offset, data)
+    await sender.seal()
+
+
 async def test_another_fingerprint_is_refused_before_metadata_is_asked_for(monkeypatch) -> None:
     async with receiver("nixl") as end:
         _, grant = end.grant(100)
@@ -64,6 +69,39 @@ async def test_a_worker_without_nixl_is_named() -> None:
         _, grant = plain.grant(100)
         with pytest.raises(TransportError, match="does not take nixl writes"):
             await end.transport.sender().open(address=plain.address, grant=grant)
+
+
+async def test_a_defect_in_one_handoff_ends_no_other() -> None:
+    def broken() -> None:
+        raise RuntimeError("a defect")
+
+    async with receiver("nixl") as end:
+        lease, other = await end.half_written(b"o" * 100)
+        _, grant = end.grant(100)
+        sender = end.transport.sender()
+        await sender.open(address=end.address, grant=grant)
+        end.writer.before_write = broken
+        with pytest.raises(StaleWriteError, match="by a defect of this worker"):
+            await written(sender, 0, b"z" * 100)
+        await sender.abort()
+        end.writer.before_write = None
+        await other.write(50, b"o" * 50)
+        await other.seal()
+        assert end.bytes_of(lease) == b"o" * 100
+
+
+async def test_lanes_hear_that_nobody_listens_and_the_next_is_listened_to(monkeypatch) -> None:
+    async with receiver("nixl") as end:
+        _, sender = await end.half_written(b"o" * 100)
+        with monkeypatch.context() as patch:
+            patch.setattr(NixlReceiver, "_hear", lambda *_: 1 / 0)
+            with pytest.raises(StaleWriteError, match="stopped hearing what landed"):
+                await written(sender, 50, b"o" * 50)
+        await sender.abort()
+        lease, sender = await end.half_written(b"n" * 100)
+        await sender.write(50, b"n" * 50)
+        await sender.seal()
+        assert end.bytes_of(lease) == b"n" * 100
 
 
 async def test_one_attachment_serves_many_handoffs() -> None:
