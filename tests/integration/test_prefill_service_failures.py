@@ -68,6 +68,8 @@ async def test_a_busy_worker_is_passed_over(worker: Worker, peers: list[DecodePe
     assert events[-1].target.worker_id == "d1"
     assert adopters(peers, request) == ["d1"]
     assert not peers[0].aborted, "nothing was granted, so nothing is aborted"
+    (first,) = [event for event in events if isinstance(event, prefill_pb2.FirstTokens)]
+    assert first.target == events[-1].target, "who gave room is known at the first token"
 
 
 async def test_all_busy_for_a_while(worker: Worker, peers: list[DecodePeer]) -> None:
