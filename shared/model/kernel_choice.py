@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shared.model.current_device import computing_on
 from shared.model.device_attention import KernelRange
-from shared.model.device_time import seconds_when_ahead
+from shared.model.device_time import seconds_on_device, seconds_when_ahead
 from shared.model.exact_attention import EXACT_KERNELS, ExactKernel, HeadShape
 from shared.model.kernel_check import fault_of, said
 from shared.model.plain_attention import plain_attention
@@ -33,6 +33,10 @@ _CHECKED_BLOCK = 111
 _REPEATS = 5
 _ROW_OF_TOKENS = 32_768
 """Calls are timed in a row of at least this many tokens, of one call at least."""
+_PRODUCTS_PER_SECOND = 6e14
+"""Floating-point operations of an H200 in a layer's matrix products."""
+_LAUNCHES_SECONDS = 3e-4
+"""What a host takes to enqueue a layer, about: ten launches."""
 _CLEARLY_FASTER = 0.97
 """Share of another kernel's time from which on one takes its place at a longer prompt."""
 Timer = Callable[[Callable[[], object]], float]
@@ -71,14 +75,15 @@ def choose_kernels(
         shape: heads, type and longest prompt.
         device: where they will run.
         kernels: the candidates.
-        timer: how a call is timed; None times what a device takes that its host is ahead of.
+        timer: how calls are timed; None: by events on the device, behind other work where the host
+            is ahead of it.
     """
     with computing_on(device):
-        return _chosen(shape, device, kernels=kernels, timed=timer or seconds_when_ahead)
+        return _chosen(shape, device, kernels=kernels, timed=timer)
 
 
 def _chosen(
-    shape: HeadShape, device: torch.device, *, kernels: Sequence[ExactKernel], timed: Timer
+    shape: HeadShape, device: torch.device, *, kernels: Sequence[ExactKernel], timed: Timer | None
 ) -> KernelChoice:
     lengths = _lengths(shape.max_tokens)
     seconds: dict[str, dict[int, float]] = {}
@@ -127,7 +132,7 @@ def _with_blocks(
     device: torch.device,
     *,
     working: Sequence[ExactKernel],
-    timed: Timer,
+    timed: Timer | None,
 ) -> KernelChoice:
     """The choice with the fastest of the kernels that mask blocks as they should."""
     keys = min(MEASURED_BLOCK[1], shape.max_tokens)
@@ -228,7 +233,7 @@ def _times(
     device: torch.device,
     *,
     lengths: Sequence[int],
-    timed: Timer,
+    timed: Timer | None,
     queries: int | None = None,
 ) -> dict[int, float] | str:
     """Seconds by length of whole prompts, or of their last `queries` tokens; or why there are none.
@@ -247,10 +252,19 @@ def _times(
             work()  # plans and compiles
             calls = max(1, _ROW_OF_TOKENS // (queries or tokens))
             row = partial(_in_a_row, work, calls=calls)
-            found[tokens] = min(timed(row) for _ in range(_REPEATS)) / calls
+            timer = timed or _timer(shape, queries or tokens)
+            found[tokens] = min(timer(row) for _ in range(_REPEATS)) / calls
     except Exception as error:  # noqa: BLE001  of its own kind, again
         return f"it is right, but cannot be timed: {said(error)}"
     return found
+
+
+def _timer(shape: HeadShape, tokens: int) -> Timer:
+    """Whether launches count: in a layer whose products take longer than they, a host is ahead."""
+    width = shape.num_heads * shape.head_dim
+    products = 2 * 12 * width**2 * tokens  # a decoder layer has about 12 times width^2 weights
+    ahead = products > _LAUNCHES_SECONDS * _PRODUCTS_PER_SECOND
+    return seconds_when_ahead if ahead else seconds_on_device
 
 
 def _in_a_row(work: Callable[[], object], *, calls: int) -> None:

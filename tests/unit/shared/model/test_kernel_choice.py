@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 
 import pytest
 import torch
 from torch import Tensor
 
+from shared.model import kernel_choice
 from shared.model.attention import TorchAttention
 from shared.model.device_attention import DeviceAttention, KernelRange
 from shared.model.exact_attention import (
@@ -21,6 +22,7 @@ from shared.model.exact_attention import (
 from shared.model.kernel_choice import MEASURED_TOKENS as LENGTHS
 from shared.model.kernel_choice import choose_kernels
 from shared.model.plain_attention import PlainKernel, plain_attention
+from shared.model.shapes import MODEL_SHAPES
 
 CPU = torch.device("cpu")
 SHAPE = HeadShape(num_heads=6, num_kv_heads=2, head_dim=16, dtype=torch.float32, max_tokens=1 << 20)
@@ -116,6 +118,33 @@ def test_a_host_that_is_held_up_changes_no_choice():
     assert [(r.up_to, r.kernel) for r in choice.ranges] == [(None, fast)]
     assert choice.seconds["a"][1024] == 1.0 + 5.0 / 32
     assert choice.seconds["a"][32_768] == 1.0 + 5.0
+
+
+@pytest.mark.parametrize(
+    ("name", "launches_count"),
+    [("llama-3.1-8b", []), ("r1-qwen-1.5b", [1024]), ("smollm2-135m", [1024, 4096, 8192])],
+)
+def test_launches_count_where_a_host_is_not_ahead(
+    monkeypatch, name: str, launches_count: list[int]
+):
+    timed: dict[str, list[int]] = {"alone": [], "ahead": []}
+    kernel = Kernel("a")
+
+    def timer(how: str):
+        def took(work) -> float:
+            work()
+            timed[how].append(kernel.lengths[-1])
+            return 1.0
+
+        return took
+
+    monkeypatch.setattr(kernel_choice, "seconds_on_device", timer("alone"))
+    monkeypatch.setattr(kernel_choice, "seconds_when_ahead", timer("ahead"))
+    shape = replace(HeadShape.of(MODEL_SHAPES[name], torch.float32), num_kv_heads=1)
+    monkeypatch.setattr(kernel_choice, "MEASURED_TOKENS", (1024, 4096, 8192))
+    choose_kernels(shape, CPU, kernels=[kernel])
+    assert sorted(set(timed["alone"]) - {0}) == launches_count
+    assert set(timed["alone"]) & set(timed["ahead"]) <= {0}
 
 
 def test_a_short_context_is_measured_at_its_length():
