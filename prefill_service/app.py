@@ -223,7 +223,11 @@ class PrefillApp:
         parts = self._parts
         if parts is None:
             return {}
-        return {"kv_memory": parts.memory.facts, "pairs": parts.lanes.describe()}
+        return {
+            "kv_memory": parts.memory.facts,
+            "kv_quarantine": parts.slabs.quarantine_facts,
+            "pairs": parts.lanes.describe(),
+        }
 
     async def _stall_changed(self, healthy: bool) -> None:  # noqa: FBT001  the value is the argument
         if self._drain_task is not None or self._rpc is None:

@@ -145,7 +145,7 @@ class Parts:
             tls=tls,
             registry=owner.registry,
             endpoint=endpoint,
-            memory=buffer,
+            room=self.slabs,
         )
         self.engine = PrefillEngine(self._services(config, held=held, owner=owner))
         self.info = self._info(loaded, attention=attention, owner=owner, place=place)

@@ -61,6 +61,10 @@ class EngineLoad:
     """Holds that ended by their lease, since the start."""
     tokens_per_second: float
     """Recent speed."""
+    quarantined_bytes: int = 0
+    """Bytes of ended prompts that a transfer may still read."""
+    quarantines: int = 0
+    """Slabs that came into quarantine, since the start."""
     pairs: tuple[PairState, ...] = ()
     """How the transports to decode workers fare."""
 
@@ -170,6 +174,8 @@ class PrefillEngine:
             active_bytes=services.held.active_bytes,
             expired_holds=services.held.expired_total,
             tokens_per_second=services.speed.tokens_per_second,
+            quarantined_bytes=services.slabs.quarantined_bytes,
+            quarantines=services.slabs.quarantines,
             pairs=services.links.pairs.states(),
         )
 

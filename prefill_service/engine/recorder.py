@@ -23,6 +23,7 @@ class MetricsRecorder:
         self._metrics = metrics
         self._health = health
         self._expired = 0
+        self._quarantines = 0
 
     def serves(self, *, role: str, model: str, version: str, config: str) -> None:
         """Says what runs here, and with which settings, once it is known."""
@@ -84,3 +85,6 @@ class MetricsRecorder:
         self._health.engine_last_step_age_seconds.set(load.stalled_seconds)
         self._metrics.kv_lease_expired.inc(load.expired_holds - self._expired)
         self._expired = load.expired_holds
+        self._metrics.kv_quarantined_bytes.set(load.quarantined_bytes)
+        self._metrics.kv_quarantines.inc(load.quarantines - self._quarantines)
+        self._quarantines = load.quarantines

@@ -58,6 +58,16 @@ class Slabs(Protocol):
         """A slab for a prompt whose bytes were admitted."""
         ...
 
+    @property
+    def quarantined_bytes(self) -> int:
+        """Bytes of ended prompts that a transfer may still read."""
+        ...
+
+    @property
+    def quarantines(self) -> int:
+        """Slabs that came into quarantine, since the start."""
+        ...
+
 
 class Recorder(Protocol):
     """Is told what happened, for metrics and logs; on the loop."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from prometheus_client import CollectorRegistry
 
 from prefill_service.config import PrefillConfig
-from shared.kv.memory import KvMemory
+from prefill_service.engine.slab_room import SlabRoom
 from shared.rpc.tls import PeerTls
 from shared.telemetry.metrics import PairMetrics, TransferMetrics
 from shared.transport.base import LocalEndpoint, TransportContext
@@ -65,7 +65,7 @@ def open_lanes(
     *,
     tls: PeerTls | None,
     registry: CollectorRegistry,
-    memory: KvMemory,
+    room: SlabRoom,
     endpoint: LocalEndpoint | None = None,
 ) -> Lanes:
     """Opens what the settings name.
@@ -75,7 +75,7 @@ def open_lanes(
         own: this side.
         tls: mutual TLS with the decode workers; None: plain text.
         registry: takes the metrics.
-        memory: that KV is sent from.
+        room: that KV is sent from; it hears which parts transfers may still read.
         endpoint: a receiver of this process, for the transport `loopback`.
 
     Raises:
@@ -89,7 +89,8 @@ def open_lanes(
             incarnation=own.incarnation,
             local_endpoints={} if endpoint is None else OnlyEndpoint(endpoint),
             tls=tls,
-            memory=memory,
+            memory=room.memory,
+            reads=room.reads,
         ),
         metrics=TransferMetrics(registry),
         faults=config.faults,

@@ -212,6 +212,14 @@ class PrefillMetrics(GrammarMetrics):
         self.kv_held_bytes = Gauge(
             "tandem_kv_held_bytes", "Sealed KV held for another delivery", registry=registry
         )
+        self.kv_quarantined_bytes = Gauge(
+            "tandem_kv_quarantined_bytes",
+            "KV of ended prompts that a transfer may still read",
+            registry=registry,
+        )
+        self.kv_quarantines = Counter(
+            "tandem_kv_quarantines", "Slabs that went into quarantine", registry=registry
+        )
         self.kv_lease_expired = Counter(
             "tandem_kv_lease_expired", "Holds that ended by their lease", registry=registry
         )

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from shared.errors import ConfigError, TransportError
 from shared.kv.memory import KvBytes, KvMemory, MemoryPart
+from shared.kv.memory_reads import MemoryReads
 from shared.rpc.tls import PeerTls
 from shared.types.kv_manifest import SegmentCheck
 from shared.types.memory_kind import MemoryKind
@@ -299,6 +300,8 @@ class TransportContext:
     memory: KvMemory | None = None
     """Memory that KV is sent from, which transports register; None: what lies anywhere on the host,
     of which they send copies."""
+    reads: MemoryReads = field(default_factory=MemoryReads)
+    """Told which parts of `memory` transfers may still read."""
 
     def __post_init__(self) -> None:
         if not MIN_CHUNK_BYTES <= self.chunk_bytes <= MAX_CHUNK_BYTES:

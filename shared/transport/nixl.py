@@ -69,6 +69,7 @@ class NixlTransport:
             allocate(STAGED_CHUNKS * self.chunk_bytes),
             slot_bytes=self.chunk_bytes,
             readable=() if memory is None else (memory,),
+            reads=context.reads,
         )
         self._attached: dict[str, _Attached] = {}
         self._attaching = asyncio.Lock()

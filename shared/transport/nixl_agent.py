@@ -11,12 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shared.errors import HandoffError, TransportError
 from shared.kv.checksum import crc32
 from shared.kv.memory import HOST_SEGMENT, HostMemory, KvMemory, MemoryPart
+from shared.kv.memory_reads import MemoryReads
+from shared.transport.nixl_chunks import DirectWrite, Posted, Ready, write_failed
+from shared.transport.nixl_hung import RECLAIM_SECONDS, HungWrites
 from shared.transport.nixl_library import BACKEND, broken, load_nixl
 from shared.transport.nixl_patience import FIRST_PAUSE_S, NoticePatience, WritePatience
 from shared.transport.nixl_wire import fingerprint
@@ -32,37 +34,6 @@ POSTED_CHUNKS = 3
 """Chunks on their way at once; fewer than there are slots, so that others are staged meanwhile."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DirectWrite:
-    """One chunk to be written into a peer's memory."""
-
-    address: int
-    """Where, in the peer's address space."""
-    device: int = 0
-    """Ordinal of its GPU, in the peer's process."""
-    data: memoryview | MemoryPart
-    """The chunk: of the host, at most as long as a staging slot; or of registered memory, which is
-    read where it is, and summed by CRC-32 there if it is the host's."""
-    notice: Callable[[int | None], bytes]
-    """Makes the notice that follows the chunk, from its CRC-32 or, where none was made, None."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    local: MemoryPart
-    slot: int | None
-    write: DirectWrite
-    notice: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Posted:
-    handle: Any
-    slot: int | None
-    nbytes: int
-    at: float
-
-
 class NixlAgent:
     """An agent with registered memory.
 
@@ -72,6 +43,7 @@ class NixlAgent:
             agent.
         slot_bytes: cut `memory` into slots of so many bytes to send from; 0 where nothing is sent.
         readable: more memory of the same kind, whose parts are sent without a copy.
+        reads: told of the parts that writes may read; None: nobody asks.
 
     Raises:
         ConfigError: the library is not installed or does not work here; its code says which.
@@ -84,6 +56,7 @@ class NixlAgent:
         *,
         slot_bytes: int = 0,
         readable: Sequence[KvMemory] = (),
+        reads: MemoryReads | None = None,
     ) -> None:
         self._library = load_nixl()
         self.fingerprint = fingerprint(
@@ -93,7 +66,8 @@ class NixlAgent:
         self._readable = tuple(readable)
         self._slot_bytes = slot_bytes
         self._slots = deque(range(memory.nbytes // slot_bytes if slot_bytes else 0))
-        self._hung: list[tuple[str, _Posted]] = []
+        self._hung = HungWrites(MemoryReads() if reads is None else reads)
+        self._watching: asyncio.Task[None] | None = None
         on_host = memory.segment == HOST_SEGMENT
         self._patience = WritePatience(sleeps=not on_host)
         self._looking = NoticePatience(on_device=not on_host)
@@ -152,7 +126,21 @@ class NixlAgent:
         Raises:
             TransportError: a chunk did not arrive; the peer may be gone.
         """
-        return await self._call(lambda: self._write(peer, writes, may_go=may_go))
+        self._check_open()
+        parts = [each.data for each in writes if isinstance(each.data, MemoryPart)]
+        self._hung.begin(parts)
+
+        def run() -> float:
+            try:
+                return self._write(peer, writes, may_go=may_go)
+            finally:
+                self._hung.end(parts)
+
+        try:
+            return await self._call(run)
+        finally:
+            if self._hung and (self._watching is None or self._watching.done()):
+                self._watching = asyncio.create_task(self._watch_hung())
 
     async def notices(self, *, wait_s: float) -> list[bytes]:
         """Notices that arrived, oldest first; waits up to `wait_s` for one.
@@ -168,10 +156,13 @@ class NixlAgent:
 
     def is_settled(self, peer: str) -> bool:
         """Whether no write to this peer can be under way."""
-        return all(name != peer for name, _ in self._hung)
+        return not self._hung.names(peer)
 
     async def close(self) -> None:
         """Waits for running calls and frees the agent; twice is fine."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._agent is not None:
             try:
                 await self._call(self._stop)
@@ -203,12 +194,16 @@ class NixlAgent:
         agent, self._agent = self._agent, None
         for each in self._registered:
             agent.deregister_memory(each)
+        del agent
+        self._hung.all_ended()
 
     def _forget(self, peer: str) -> None:
         try:
             self._agent.remove_remote_agent(peer)
         except self._library.failures:
             return  # it is gone already
+        finally:
+            self._reclaim()
 
     def _poll(self, wait_s: float) -> list[bytes]:
         for _ in self._looking.looks(wait_s):
@@ -221,8 +216,8 @@ class NixlAgent:
     ) -> float:
         self._reclaim()
         waiting, started = deque(writes), time.monotonic()
-        ready: deque[Future[_Ready]] = deque()
-        posted: deque[_Posted] = deque()
+        ready: deque[Future[Ready]] = deque()
+        posted: deque[Posted] = deque()
         failure: HandoffError | None = None
         first = None
         while waiting or ready or posted:
@@ -250,15 +245,15 @@ class NixlAgent:
             raise failure
         return 0.0 if first is None else time.monotonic() - first
 
-    def _prepare(self, waiting: deque[DirectWrite], ready: deque[Future[_Ready]]) -> None:
+    def _prepare(self, waiting: deque[DirectWrite], ready: deque[Future[Ready]]) -> None:
         """Stages what there are slots for; registered memory needs none."""
         while waiting:
             write = waiting[0]
             if isinstance(write.data, MemoryPart) and self.check is SegmentCheck.CRC32:
                 ready.append(self._stager.submit(self._sum, write, write.data))
             elif isinstance(write.data, MemoryPart):
-                done: Future[_Ready] = Future()
-                done.set_result(_Ready(write.data, None, write, write.notice(None)))
+                done: Future[Ready] = Future()
+                done.set_result(Ready(write.data, None, write, write.notice(None)))
                 ready.append(done)
             elif self._slots:
                 ready.append(self._stager.submit(self._stage, write, self._slots.popleft()))
@@ -266,7 +261,7 @@ class NixlAgent:
                 return
             waiting.popleft()
 
-    def _stage(self, write: DirectWrite, slot: int) -> _Ready:
+    def _stage(self, write: DirectWrite, slot: int) -> Ready:
         """Copies and sums a chunk, on the stager's thread, while others are on their way."""
         assert isinstance(write.data, memoryview), "a part needs no copy"
         part = MemoryPart(self.memory, slot * self._slot_bytes, write.data.nbytes)
@@ -278,16 +273,17 @@ class NixlAgent:
                 f"a chunk could not be copied to device memory to be sent ({error}): the device "
                 "failed or is out of memory; start a new attempt"
             ) from error
-        return _Ready(part, slot, write, write.notice(crc32(write.data)))
+        return Ready(part, slot, write, write.notice(crc32(write.data)))
 
     @staticmethod
-    def _sum(write: DirectWrite, part: MemoryPart) -> _Ready:
+    def _sum(write: DirectWrite, part: MemoryPart) -> Ready:
         """Sums a chunk of the host's where it is, on the stager's thread, while others go."""
-        return _Ready(part, None, write, write.notice(crc32(part.on_host())))
+        return Ready(part, None, write, write.notice(crc32(part.on_host())))
 
-    def _post(self, peer: str, ready: _Ready, *, may_go: Callable[[], None]) -> _Posted:
-        segment, nbytes, write = ready.local.memory.segment, ready.local.nbytes, ready.write
-        local = (ready.local.address, nbytes, ready.local.memory.device_index)
+    def _post(self, peer: str, ready: Ready, *, may_go: Callable[[], None]) -> Posted:
+        part, nbytes, write = ready.local, ready.local.nbytes, ready.write
+        segment, local = part.memory.segment, (part.address, nbytes, part.memory.device_index)
+        posted: Posted | None = None
         try:
             may_go()
             agent = self._agent
@@ -298,21 +294,24 @@ class NixlAgent:
                 peer,
                 ready.notice,
             )
-            at = time.monotonic()
+            posted = Posted(handle, ready.local, ready.slot, nbytes, time.monotonic())
             agent.transfer(handle)
         except HandoffError:
             self._free(ready.slot)
             raise
         except self._library.failures as error:
-            self._free(ready.slot)
-            raise _write_failed(error) from error
-        return _Posted(handle, ready.slot, nbytes, at)
+            if posted is None:
+                self._free(ready.slot)
+            else:
+                self._release(peer, posted)
+            raise write_failed(error) from error
+        return posted
 
     def _free(self, slot: int | None) -> None:
         if slot is not None:
             self._slots.append(slot)
 
-    def _finish(self, peer: str, posted: _Posted, *, until: float) -> None:
+    def _finish(self, peer: str, posted: Posted, *, until: float) -> None:
         polls = 0
         self._patience.rest(posted.nbytes, since=posted.at)
         try:
@@ -320,7 +319,7 @@ class NixlAgent:
                 polls += 1
                 if time.monotonic() > until:
                     # It can be neither cancelled nor waited for, and keeps its slot.
-                    self._hung.append((peer, posted))
+                    self._hung.add(peer, posted)
                     raise TransportError(
                         f"chunks were not taken for {WRITE_SECONDS:g} s: the peer hangs; "
                         "start a new attempt on another worker"
@@ -328,36 +327,42 @@ class NixlAgent:
                 time.sleep(0 if polls < self._patience.spins else FIRST_PAUSE_S)
         except self._library.failures as error:
             self._release(peer, posted)
-            raise _write_failed(error) from error
+            raise write_failed(error) from error
         self._release(peer, posted)
         if state != "DONE":
-            raise _write_failed(state)
+            raise write_failed(state)
         self._patience.done()
 
-    def _release(self, peer: str, posted: _Posted) -> None:
+    def _release(self, peer: str, posted: Posted) -> None:
         try:
             self._agent.release_xfer_handle(posted.handle)
         except self._library.failures:
-            self._hung.append((peer, posted))  # the library says that it still runs
+            self._hung.add(peer, posted)  # the library says that it still runs
         else:
             self._free(posted.slot)
 
     def _reclaim(self) -> None:
-        """Takes back the slots of hung writes that have ended since, mostly by `forget`."""
-        hung, self._hung = self._hung, []
-        for peer, posted in hung:
-            try:
-                running = self._agent.check_xfer_state(posted.handle) == "PROC"
-            except self._library.failures:
-                running = False
-            if running:
-                self._hung.append((peer, posted))
-            else:
-                self._release(peer, posted)
+        """Takes back what hung writes read that have ended since, mostly by `forget`."""
+        self._hung.look(self._release, self._runs)
 
-    async def _call(self, function: Callable[[], T]) -> T:
+    def _runs(self, posted: Posted) -> bool:
+        try:
+            return bool(self._agent.check_xfer_state(posted.handle) == "PROC")
+        except self._library.failures:
+            return False
+
+    async def _watch_hung(self) -> None:
+        """Writes that hang may end while nobody writes."""
+        while self._hung:
+            await asyncio.sleep(RECLAIM_SECONDS)
+            await self._call(self._reclaim)
+
+    def _check_open(self) -> None:
         if self._agent is None:
             raise TransportError("the NIXL transport is closed here: this worker shuts down")
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        self._check_open()
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, function)
@@ -388,10 +393,3 @@ def treatment(memory: KvMemory) -> str:
     """What a memory is, for the fingerprint: ends that treat bytes unlike cannot be joined."""
     on_host = memory.kind is MemoryKind.HOST
     return memory.segment if on_host else f"{memory.segment}, summed where it is"
-
-
-def _write_failed(error: object) -> HandoffError:
-    return TransportError(
-        f"a chunk could not be written into the peer's memory ({error}): its process died or "
-        "cannot be reached; start a new attempt, on another worker if it recurs"
-    )

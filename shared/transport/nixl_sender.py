@@ -20,7 +20,8 @@ from shared.transport.base import (
     host_bytes,
 )
 from shared.transport.greeting import answers_of
-from shared.transport.nixl_agent import DirectWrite, NixlAgent
+from shared.transport.nixl_agent import NixlAgent
+from shared.transport.nixl_chunks import DirectWrite
 from shared.transport.nixl_wire import Notice, NoticeCheck, encode_notice
 from shared.types.kv_manifest import SegmentCheck
 
@@ -293,7 +294,10 @@ class NixlSender:
         if self._batch is not None:
             await asyncio.gather(self._batch, return_exceptions=True)
         through = self._ended and not self._ended_ahead
-        if through or not self._agent.is_settled(lane.peer):
+        if not self._agent.is_settled(lane.peer):
+            await self._opener.lost(self._address)  # whoever waited for the write may have left
+            return
+        if through:
             return
         self._ended, self._ended_ahead = True, False
         try:

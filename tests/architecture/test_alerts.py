@@ -26,6 +26,7 @@ WANTED = {
     "TandemTransfersFail",
     "TandemSlowTransport",
     "TandemLeasesExpire",
+    "TandemKvQuarantined",
     "TandemAnswersLoseTheirWorker",
     "TandemRetryBudgetUsedUp",
     "TandemKvFull",

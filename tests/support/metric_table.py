@@ -81,6 +81,8 @@ TABLE: dict[str, dict[str, Metric]] = {
         "batch_tokens": histogram(PROMPT),
         "batch_prompts": histogram(COUNT),
         "kv_held_bytes": gauge(),
+        "kv_quarantined_bytes": gauge(),
+        "kv_quarantines_total": counter(),
         "kv_lease_expired_total": counter(),
         "queue_depth": gauge(),
         "queued_prompt_tokens": gauge(),

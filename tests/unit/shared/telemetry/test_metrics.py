@@ -53,6 +53,8 @@ NAMES: dict[Callable[[CollectorRegistry], object], set[str]] = {
         "running",
         "grammar_compile_seconds",
         "kv_held_bytes",
+        "kv_quarantined_bytes",
+        "kv_quarantines",
         "kv_lease_expired",
         "queue_depth",
         "queued_prompt_tokens",

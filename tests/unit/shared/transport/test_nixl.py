@@ -9,7 +9,7 @@ import pytest
 from shared.errors import StaleWriteError, TransportError
 from shared.transport.base import Grant, KvSender
 from shared.transport.nixl import NixlTransport
-from shared.transport.nixl_agent import DirectWrite
+from shared.transport.nixl_chunks import DirectWrite
 from shared.transport.nixl_lane import Lane
 from shared.transport.nixl_receiver import NixlReceiver
 from shared.transport.nixl_wire import KEY_BYTES, Notice, encode_notice
