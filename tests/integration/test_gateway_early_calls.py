@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from gateway import attempt
+from gateway.early_calls import EarlyCalls
 from shared.errors import HandoffError, InvalidRequestError, OverloadedError, UnavailableError
 from tests.support.gateway_rig import DEFAULT_ANSWER, Rig, running_rig
 from tests.support.simulated_workers import Action, Die, FailEvent
@@ -106,8 +109,18 @@ async def test_another_worker_gets_the_kv(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["delivered elsewhere", "not delivered"])
-async def test_what_is_refused_for_good_is_not_asked_again(rig: Rig, fails: bool) -> None:
+async def test_what_is_refused_for_good_is_not_asked_again(
+    rig: Rig, monkeypatch, fails: bool
+) -> None:
     """The worker drops the handoff with its refusal: to the prefill worker that is a failure."""
+    made_early: list[EarlyCalls] = []
+
+    class Remembered(EarlyCalls):
+        def __init__(self, *what: Any) -> None:
+            super().__init__(*what)
+            made_early.append(self)
+
+    monkeypatch.setattr(attempt, "EarlyCalls", Remembered)
     refusal = InvalidRequestError("this does not fit", param="max_tokens")
     for worker in rig.decodes:
         worker.plan.at("call", refusal)
@@ -117,7 +130,7 @@ async def test_what_is_refused_for_good_is_not_asked_again(rig: Rig, fails: bool
         rig.decodes[0].plan.at("reserve", BUSY)
     transfer = held(rig, "transfer")
     asked = asyncio.create_task(rig.chat())
-    await until(lambda: made(rig, "closed") == [("d0", 1)])
+    await until(lambda: any(early.refusal for early in made_early))
     transfer.set()
     response = await asked
     assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tokens")

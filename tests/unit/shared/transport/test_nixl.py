@@ -77,6 +77,7 @@ async def test_a_defect_in_one_handoff_ends_no_other() -> None:
 
     async with receiver("nixl") as end:
         lease, other = await end.half_written(b"o" * 100)
+        await until(lambda: end.writer.arrivals == [(0, 50)])
         _, grant = end.grant(100)
         sender = end.transport.sender()
         await sender.open(address=end.address, grant=grant)
@@ -93,6 +94,7 @@ async def test_a_defect_in_one_handoff_ends_no_other() -> None:
 async def test_lanes_hear_that_nobody_listens_and_the_next_is_listened_to(monkeypatch) -> None:
     async with receiver("nixl") as end:
         _, sender = await end.half_written(b"o" * 100)
+        await until(lambda: end.writer.arrivals == [(0, 50)])
         with monkeypatch.context() as patch:
             patch.setattr(NixlReceiver, "_hear", lambda *_: 1 / 0)
             with pytest.raises(StaleWriteError, match="stopped hearing what landed"):
