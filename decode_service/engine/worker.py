@@ -154,7 +154,7 @@ class DecodeWorker:
     ) -> Reservation:
         """Adopts a landed KV cache; see `Intake.commit` for its errors."""
         try:
-            with self._rows_to_come.expected():
+            with self._rows_to_come.expected(foretold=manifest.sums_follow):
                 granted = await self.intake.commit(
                     manifest, slot=slot, generation=generation, prompt_ids=prompt_ids, token=token
                 )

@@ -84,7 +84,7 @@ def test_none_is_begun_while_rows_are_about_to_join(two, counted):
     row = two.add(LONG)
     both_step(two, [row])
     assert counted() == 2
-    with two.rows_to_come.expected():
+    with two.rows_to_come.expected(foretold=False):
         both_step(two, [row])
         assert counted() == 2, "what is under way is used"
         both_step(two, [row])
